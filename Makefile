@@ -1,0 +1,32 @@
+# Everything starts here; `make study` and `make test` need only make and a Python of 3.11 or newer.
+# PYTHON=… picks the Python that makes .venv, TORCH=… the torch that goes in (see tools/venv.sh).
+PYTHON ?= python3
+export PYTHON TORCH
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help venv study test lint check-all bench clean
+
+help:  ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv:  ## create or refresh .venv, with .venv/bin/kvlab
+	@sh tools/venv.sh
+
+study: venv  ## the memory wall on this machine: a table, figures, findings in words
+	.venv/bin/kvlab run memory_wall --size small
+
+test: lint  ## lint and tests, with coverage
+	.venv/bin/python -m pytest --cov=kvlab --cov-report=term-missing:skip-covered
+
+lint: venv  ## ruff
+	.venv/bin/ruff check
+
+check-all: test bench  ## everything: lint, tests and the benchmark gates
+
+bench: venv  ## the benchmark gates: a printed table and profiles/bench/bench.json
+	.venv/bin/python -m kvlab.bench
+
+clean:  ## remove .venv, caches and build output; runs in profiles/ stay
+	rm -rf .venv dist build .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,26 @@
+"""kvlab: a laboratory for the KV cache. Why decoding is slow, what a cache costs, what each remedy buys."""
+from __future__ import annotations
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+# Loaded when first used, so that `import kvlab` and `kvlab --help` need neither torch nor matplotlib.
+_LAZY = {
+    "AttentionShape": "kvlab.shapes", "Workload": "kvlab.shapes", "ModelSpec": "kvlab.shapes",
+    "Layout": "kvlab.kv.cache", "Comparison": "kvlab.attention", "Trial": "kvlab.attention",
+    "trial": "kvlab.attention", "Reading": "kvlab.record.reading", "wide": "kvlab.record.wide",
+    "read_table": "kvlab.record.store", "model": "kvlab.catalog.models", "gpu": "kvlab.catalog.gpus",
+    "size": "kvlab.kv.sizing", "measure": "kvlab.api", "run": "kvlab.api", "figure": "kvlab.api",
+}
+__all__ = ["__version__", *_LAZY]
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'kvlab' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

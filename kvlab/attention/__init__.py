@@ -1,0 +1,17 @@
+"""Attention variants, the trial that measures one, and the oracle that judges it."""
+from kvlab.attention._base import (
+    Comparison,
+    Cost,
+    Inputs,
+    Trial,
+    Variant,
+    VariantRef,
+    ideal_traffic,
+    reference,
+    trial,
+    useful_flops,
+    variants,
+)
+
+__all__ = ["Comparison", "Cost", "Inputs", "Trial", "Variant", "VariantRef", "ideal_traffic", "reference", "trial",
+           "useful_flops", "variants"]

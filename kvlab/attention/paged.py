@@ -1,0 +1,73 @@
+"""Attention over a paged cache: blocks are gathered through the block table into a workspace that is kept."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvlab.attention._base import Cost, least_cost
+from kvlab.attention._sdpa import NO_SOFTCAP
+from kvlab.kernels.folded_sdpa import folded_sdpa, visible_mask
+from kvlab.kv.cache import Layout
+
+
+@dataclass(frozen=True)
+class Paged:
+    """Gather into a reused workspace, then fused attention on it: K and V cross memory three times, not once.
+
+    Source: the block table is that of arXiv 2309.06180; gathering first is the simplest correct way to read it.
+    """
+    name: ClassVar[str] = "paged"
+    default_layout: ClassVar[Layout] = Layout(block_size=16, page_order="random")
+
+    def why_not(self, trial):
+        return NO_SOFTCAP if trial.workload.shape.softcap is not None else None
+
+    def prepare(self, trial, inputs):
+        import torch
+        w, shape, cache = trial.workload, trial.workload.shape, inputs.cache
+        K, out_of = shape.num_kv_heads, cache.k_arrays + cache.v_arrays
+        # sequences of one length are gathered and attended together, others one by one through the same workspace
+        batches = [list(range(w.batch_size))] if w.uniform else [[b] for b in range(w.batch_size)]
+        plans = []
+        for sequences in batches:
+            q_len, kv_len, first = w.q_lens[sequences[0]], w.kv_lens[sequences[0]], w.first_visible(sequences[0])
+            skip = first // cache.block_size                          # whole blocks before the window are not read
+            table_BM = inputs.block_table[sequences, skip:-(-kv_len // cache.block_size)]
+            if cache.order == "head":                                 # a stored row is one (block, KV head)
+                head_K1 = torch.arange(K, device=trial.device)[:, None]
+                index = (table_BM[:, None, :] * K + head_K1).flatten()
+            else:                                                     # a stored row is one block with all its heads
+                index = table_BM.flatten()
+            base = skip * cache.block_size
+            plans.append((sequences, index, kv_len - base, first - base,
+                          visible_mask(q_len, kv_len, shape.window, trial.device, first),
+                          q_len == kv_len and (shape.window is None or shape.window >= kv_len)))
+        flat = [a.flatten(0, 1).flatten(1) if cache.order == "head" else a.flatten(1) for a in out_of]
+        most = max(len(plan[1]) for plan in plans)
+        workspace = [f.new_empty(most, f.shape[1]) for f in flat]
+
+        def gathered(array, rows, space, index, count):
+            torch.index_select(array, 0, index, out=space[:len(index)])
+            taken = space[:len(index)]
+            if cache.order == "head":
+                return taken.view(count, K, -1, rows.shape[-1])
+            return taken.view(count, -1, K, rows.shape[-1]).transpose(1, 2)
+
+        def call():
+            q_all, out = inputs.q_BTQD, []
+            for sequences, index, kv_len, first, mask_TS, square in plans:
+                parts = [gathered(f, a, s, index, len(sequences)) for f, a, s in zip(flat, out_of, workspace)]
+                n = len(cache.k_arrays)
+                k_BKSD, v_BKSE = inputs.decode(tuple(parts[:n]), tuple(parts[n:]), kv_len, first)
+                q_BTQD = (inputs.q_TQD.view(w.batch_size, -1, *inputs.q_TQD.shape[1:]) if len(sequences) > 1
+                          else q_all[sequences[0]][None])
+                out.append(folded_sdpa(q_BTQD, k_BKSD, v_BKSE, mask_TS, square).flatten(0, 1))
+            return out[0] if len(out) == 1 else torch.cat(out)
+        return call
+
+    def cost(self, trial, cache_bytes=0) -> Cost:
+        w, s, fmt = trial.workload, trial.workload.shape, trial.format
+        stored = sum(fmt.nbytes(n, s, first=w.first_visible(b)) for b, n in enumerate(w.kv_lens))
+        moved = stored if stored > cache_bytes else 0
+        tables = 8 * sum(-(-n // (trial.layout.block_size or n)) for n in w.kv_lens)
+        return least_cost(trial, cache_bytes).plus(read=moved + tables, write=moved)

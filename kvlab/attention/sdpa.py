@@ -1,0 +1,24 @@
+"""torch's own fused attention, each group's query heads folded into the query tokens of one call."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvlab.attention._base import Cost, least_cost
+from kvlab.attention._sdpa import per_sequence, sdpa_why_not
+from kvlab.kernels.folded_sdpa import folded_sdpa
+
+
+@dataclass(frozen=True)
+class Sdpa:
+    """scaled_dot_product_attention without repeated heads; which operator torch chose is in kernel_error's note."""
+    name: ClassVar[str] = "sdpa"
+
+    def why_not(self, trial):
+        return sdpa_why_not(trial)
+
+    def prepare(self, trial, inputs):
+        return per_sequence(trial, inputs, folded_sdpa)
+
+    def cost(self, trial, cache_bytes=0) -> Cost:
+        return least_cost(trial, cache_bytes)

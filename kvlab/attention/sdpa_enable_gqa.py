@@ -1,0 +1,28 @@
+"""torch's own fused attention with enable_gqa=True: the documented way to ask for grouped heads."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvlab.attention._base import Cost, least_cost
+from kvlab.attention._sdpa import per_sequence, sdpa_why_not
+
+
+@dataclass(frozen=True)
+class SdpaEnableGqa:
+    """scaled_dot_product_attention(enable_gqa=True). On a CPU its time grows as if K and V were read per query head."""
+    name: ClassVar[str] = "sdpa_enable_gqa"
+
+    def why_not(self, trial):
+        return sdpa_why_not(trial)
+
+    def prepare(self, trial, inputs):
+        from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+        def attend(q_BTQD, k_BKSD, v_BKSE, mask_TS, square):
+            rule = {} if mask_TS is None else dict(is_causal=True) if square else dict(attn_mask=mask_TS)
+            return sdpa(q_BTQD.transpose(1, 2), k_BKSD, v_BKSE, enable_gqa=True, **rule).transpose(1, 2)
+        return per_sequence(trial, inputs, attend)
+
+    def cost(self, trial, cache_bytes=0) -> Cost:
+        return least_cost(trial, cache_bytes)

@@ -1,0 +1,190 @@
+"""Exact bytes of a model's KV cache, layer kind by layer kind, never one product. No torch.
+
+All lengths are tokens and all results bytes. `fmt` is a KVFormat or its name ("bf16", "int8/token", …). One rule for
+every layer: tokens kept × what the format stores for them, scales included, whole scale groups.
+"""
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvlab.kv.formats import KVFormat, kv_format
+from kvlab.shapes import LayerSpec, ModelSpec, positive
+
+
+def tp_replication(num_kv_heads: int, tp: int) -> int:
+    """Copies of each KV head over tp tensor-parallel ranks: max(1, tp ÷ num_kv_heads).
+
+    Source: vLLM and Megatron-LM shard KV heads over ranks and copy them once there are fewer heads than ranks.
+    """
+    positive(num_kv_heads=num_kv_heads, tp=tp)
+    return max(1, tp // num_kv_heads)
+
+
+def first_kept(layer: LayerSpec, kv_len: int) -> int:
+    """Index of the oldest token that the layer still stores when a sequence holds kv_len tokens.
+
+    full, mla: 0. sliding: the last `window` tokens stay. chunked: the tokens of the last token's own chunk stay.
+    Source: Mistral 7B (arXiv 2310.06825) for windows; Llama 4's attention_chunk_size for chunks.
+    """
+    if layer.kind == "sliding":
+        return max(0, kv_len - layer.window)
+    if layer.kind == "chunked":
+        return (kv_len - 1) // layer.window * layer.window
+    return 0
+
+
+def layer_bytes(layer: LayerSpec, kv_len: int, fmt: KVFormat | str, tp: int = 1, block_size: int | None = None) -> int:
+    """KV bytes of one sequence in ONE layer of the group (not × count), as one tensor-parallel rank holds them.
+
+    kv_len in tokens. A linear layer holds no KV: 0. tp: a rank keeps max(1, num_kv_heads ÷ tp) heads; an MLA latent
+    is whole on every rank. block_size: count the whole blocks that a paged cache allocates (None: own bytes only).
+    Refuses kv_len or tp below 1, a tp that does not fit the heads, a block_size that splits a scale group.
+    Source: tokens kept × (num_kv_heads × (head_dim + v_head_dim) × itemsize + scales), per KVFormat.nbytes.
+    """
+    positive(kv_len=kv_len)
+    _check_tp([layer], tp)
+    if layer.kind == "linear":
+        return 0
+    fmt = _format(fmt)
+    shape = replace(layer.shape, num_q_heads=layer.num_q_heads // tp, num_kv_heads=max(1, layer.num_kv_heads // tp))
+    first = first_kept(layer, kv_len)
+    if block_size is not None:
+        positive(block_size=block_size)
+        group = fmt.token_group(shape)
+        if block_size % group:
+            raise ValueError(f"block_size={block_size} splits the scale groups of {fmt.name}; "
+                             f"choose a multiple of {group}, or a format with one scale per token")
+        first, kv_len = first // block_size * block_size, -(-kv_len // block_size) * block_size
+    return fmt.nbytes(kv_len, shape, first)
+
+
+def kv_bytes(model: ModelSpec, kv_len: int, fmt: KVFormat | str, tp: int = 1, block_size: int | None = None) -> int:
+    """KV bytes of one sequence over all layers, as one tensor-parallel rank holds them; recurrent state not counted.
+
+    With tp=1 that is the sequence's own bytes; tp × the per-rank bytes is what all ranks hold together, copies
+    included. Refuses what layer_bytes refuses.
+    Source: sum over the layer groups of count × layer_bytes.
+    """
+    fmt = _format(fmt)
+    _check_tp(model.layers, tp)
+    return sum(layer.count * layer_bytes(layer, kv_len, fmt, tp, block_size) for layer in model.layers)
+
+
+def kv_bytes_per_token(model: ModelSpec, kv_len: int, fmt: KVFormat | str) -> int:
+    """Marginal KV bytes: what the token at kv_len adds to one sequence's cache.
+
+    A sliding or chunked layer that is past its window replaces tokens and adds 0. A token that opens a scale group
+    pays for the whole scale. Refuses kv_len below 1.
+    Source: layer_bytes(kv_len) − layer_bytes(kv_len − 1), summed over the layers that still grow.
+    """
+    positive(kv_len=kv_len)
+    fmt = _format(fmt)
+    growing = [layer for layer in model.layers if layer.window is None or kv_len <= layer.window]
+    before = sum(layer.count * layer_bytes(layer, kv_len - 1, fmt) for layer in growing) if kv_len > 1 else 0
+    return sum(layer.count * layer_bytes(layer, kv_len, fmt) for layer in growing) - before
+
+
+def state_bytes(model: ModelSpec) -> int:
+    """Constant recurrent (linear attention, SSM) state of one sequence, over all layers and all ranks once.
+
+    It does not grow with kv_len and is not part of kv_bytes. Convolution states are not counted.
+    Source: sum over the layer groups of count × LayerSpec.state_bytes, from data/models.csv.
+    """
+    return sum(layer.count * layer.state_bytes for layer in model.layers)
+
+
+def weight_bytes(model: ModelSpec, dtype_bytes: int = 2) -> int | None:
+    """Bytes of the weights if every parameter takes dtype_bytes (2 = bf16); None where the count is unknown.
+
+    Source: parameters × dtype_bytes; the count's own source is in data/models.csv, params_source.
+    """
+    positive(dtype_bytes=dtype_bytes)
+    return None if model.params is None else model.params * dtype_bytes
+
+
+def article_formula_bytes(model: ModelSpec, kv_len: int, batch_size: int = 1) -> int:
+    """What the common one-line formula gives with the config's own numbers, right or wrong for this model.
+
+    Right for uniform full attention in 16 bits only: it knows neither windows, latents, states, scales nor copies.
+    Source: 2 × layers × num_kv_heads × head_dim × 2 bytes × kv_len × batch_size.
+    """
+    positive(kv_len=kv_len, batch_size=batch_size)
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * 2 * kv_len * batch_size
+
+
+def crossover_tokens(model: ModelSpec, fmt: KVFormat | str = "bf16", dtype_bytes: int = 2) -> int | None:
+    """Cached tokens up to which the KV bytes do not exceed the weight bytes: the largest such kv_len (rounded down).
+
+    For uniform full attention the tokens may be spread over any number of sequences. A chunked layer counts as a
+    full chunk. None where the parameter count is unknown or the cache stops growing below the weights; 0 if the
+    first token already exceeds them.
+    Source: largest n with kv_bytes(n) ≤ weight_bytes.
+    """
+    weights, fmt = weight_bytes(model, dtype_bytes), _format(fmt)
+    if weights is None or not any(layer.kind in ("full", "mla") for layer in model.layers):
+        return None
+    bounded = replace(model, layers=tuple(replace(layer, kind="sliding") if layer.kind == "chunked" else layer
+                                          for layer in model.layers))
+    return bisect_right(range(1, weights + 1), weights, key=lambda kv_len: kv_bytes(bounded, kv_len, fmt))
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large the cache of a batch of equally long sequences is. Bytes; None = unknown.
+
+    kv_bytes and state_bytes: all sequences, over all ranks once. kv_bytes_per_token: marginal, one sequence.
+    kv_bytes_per_rank: what each of tp ranks holds. weight_bytes: 16-bit weights, over all ranks once.
+    """
+    model: str
+    kv_len: int
+    batch_size: int
+    kv_format: str
+    tp: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    state_bytes: int
+    weight_bytes: int | None
+    article_formula_bytes: int
+    kv_bytes_per_rank: int
+    kind: str
+    method: str
+    note: str
+
+
+def size(model: ModelSpec, kv_len: int, batch_size: int = 1, kv_format: KVFormat | str = "bf16", tp: int = 1) -> Size:
+    """KV cache of batch_size sequences of kv_len tokens each, with weights and the article's formula beside it.
+
+    Refuses lengths, batch sizes and tp below 1, a tp that does not fit the heads, an unknown format.
+    Source: kv_bytes, state_bytes, weight_bytes and article_formula_bytes of this module.
+    """
+    positive(kv_len=kv_len, batch_size=batch_size)
+    fmt = _format(kv_format)
+    note = f"approximate: {model.approximate}" if model.approximate else (
+        "exact arithmetic on the configuration's layer kinds; nothing was allocated or measured")
+    return Size(model.name, kv_len, batch_size, fmt.name, tp,
+                kv_bytes=batch_size * kv_bytes(model, kv_len, fmt),
+                kv_bytes_per_token=kv_bytes_per_token(model, kv_len, fmt),
+                state_bytes=batch_size * state_bytes(model), weight_bytes=weight_bytes(model),
+                article_formula_bytes=article_formula_bytes(model, kv_len, batch_size),
+                kv_bytes_per_rank=batch_size * kv_bytes(model, kv_len, fmt, tp),
+                kind="modelled", method="formula:layer_bytes", note=note)
+
+
+def _format(fmt: KVFormat | str) -> KVFormat:
+    return kv_format(fmt) if isinstance(fmt, str) else fmt
+
+
+def _fits(layer: LayerSpec, tp: int) -> bool:
+    return layer.kind == "linear" or layer.num_q_heads % tp == 0 and (
+        layer.num_kv_heads % tp == 0 or tp % layer.num_kv_heads == 0)
+
+
+def _check_tp(layers: Sequence[LayerSpec], tp: int) -> None:
+    positive(tp=tp)
+    if not all(_fits(layer, tp) for layer in layers):
+        most = max(layer.num_q_heads for layer in layers)
+        allowed = [n for n in range(1, most + 1) if all(_fits(layer, n) for layer in layers)]
+        raise ValueError(f"tp={tp} does not fit the heads: it must divide the query heads, and divide or be a multiple "
+                         f"of the KV heads; allowed tp: {', '.join(map(str, allowed))}")

@@ -1,0 +1,234 @@
+"""What a probe must answer, and `measure`, which runs probes on a comparison, correctness before speed."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from kvlab.attention import Comparison, Inputs, Trial
+from kvlab.kv.cache import Layout
+from kvlab.record.environment import cpu_name, free_memory, last_level_cache
+from kvlab.record.reading import Reading, failed, missing
+from kvlab.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Found = tuple[Trial | None, Reading]           # None: the reading is about the whole comparison
+
+
+class Probe(Protocol):
+    """Something that looks at a comparison. A frozen dataclass in its own file; knobs are its fields.
+
+    metrics: metric -> unit, for the whole project one unit per name. needs: probes whose readings it uses.
+    rotates: whether it calls on rotating input copies (else copy 0 alone is built).
+    """
+    name: ClassVar[str]
+    metrics: ClassVar[Mapping[str, str]]
+    needs: ClassVar[tuple[str, ...]]
+    rotates: ClassVar[bool]
+
+    def why_not(self, trial: Trial) -> str | None: ...
+    def measure(self, bench: Bench) -> Iterable[Found]: ...
+
+
+probes = Registry("probe", "kvlab.probes", attribute="name")
+
+
+class Broken(Exception):
+    """A variant's output is wrong; the message says how."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What the process that runs a comparison is told, and tells.
+
+    at: told which trial is about to run in which probe, so that a crash of the process can be laid at its door.
+    failures: case_id -> (status, error) of trials that must not be run (again): they brought an earlier process down.
+    """
+    at: Callable[[str, str], None] = lambda case_id, stage: None
+    failures: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+@dataclass
+class Bench:
+    """What a probe works on: the trials that still stand, their inputs, and the readings of the probes before it."""
+    comparison: Comparison
+    trials: list[Trial]
+    inputs: dict[tuple[str, Layout], list[Inputs]]
+    artifacts: Path | None = None
+    readings: list[Found] = field(default_factory=list)
+    failures: dict[Trial, tuple[str, str]] = field(default_factory=dict)        # trial -> (status, error)
+    watch: Watch = Watch()
+    stage: str = ""
+
+    def inputs_of(self, trial: Trial) -> list[Inputs]:
+        return self.inputs[trial.kv_format, trial.layout]
+
+    @contextmanager
+    def on(self, trial: Trial) -> Iterator[None]:
+        """Run a trial's own code: whatever it raises makes that trial `failed` (or `oom`) and leaves the rest alone."""
+        self.watch.at(trial.case_id, self.stage)
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            self.fail(trial, error)
+
+    def fail(self, trial: Trial, error: BaseException | str) -> None:
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}".strip()
+        low = text.lower()
+        oom = isinstance(error, MemoryError) or "out of memory" in low or "can't allocate memory" in low
+        self.failures.setdefault(trial, ("oom" if oom else "failed", " ".join(text.split())[:500]))
+        if trial in self.trials:
+            self.trials.remove(trial)
+
+    def reading(self, trial: Trial | None, metric: str, kind: str = "measured") -> Reading | None:
+        """A reading of a probe already run, or None; a missing one counts as none."""
+        return next((r for t, r in self.readings if t == trial and r.metric == metric and r.kind == kind), None)
+
+    def check(self, trial: Trial, output: Tensor, expected: Tensor, tolerance: float,
+              rows: Tensor | None = None) -> float:
+        """Relative L2 distance of an output from the oracle's; raises Broken where it is wrong in any way."""
+        w = self.comparison.workload
+        shape = (sum(w.q_lens), w.shape.num_q_heads, w.shape.v_dim)
+        if tuple(getattr(output, "shape", ())) != shape:
+            raise Broken(f"returned shape {tuple(getattr(output, 'shape', ()))}, must be (query tokens, query heads, "
+                         f"v_head_dim) = {shape}")
+        if output.dtype != trial.torch_dtype:
+            raise Broken(f"returned {output.dtype}, must be {trial.torch_dtype}")
+        got = (output if rows is None else output[rows]).double()
+        error = float((got - expected).norm() / expected.norm())
+        if not math.isfinite(error):
+            raise Broken("the output holds NaN or infinity")
+        if error > tolerance:
+            raise Broken(f"kernel_error {error:.2g} exceeds the tolerance {tolerance:.2g}")
+        return error
+
+
+def rotation(smallest: int, all_of: int, cache: int, free: int) -> int:
+    """Input copies so that a call finds none of its K/V in the cache: ceil(5 · cache / bytes) + 1.
+
+    smallest: bytes of one copy in the smallest format; all_of: of one copy in all formats. Capped so that the
+    copies take half of the free memory at most. Source: FlashInfer's rotating buffers.
+    """
+    return max(1, min(-(-5 * cache // smallest) + 1, free // 2 // all_of))
+
+
+def in_order(chosen: Sequence[Probe]) -> list[Probe]:
+    """Probes so that each comes after those it needs, and kernel_error before all others."""
+    left, done = sorted(chosen, key=lambda p: p.name != "kernel_error"), []
+    while left:
+        names = {p.name for p in left}
+        ready = next((p for p in left if not names & set(p.needs)), None)
+        if ready is None:
+            raise ValueError(f"probes need each other in a circle: {', '.join(sorted(names))}")
+        left.remove(ready)
+        done.append(ready)
+    return done
+
+
+def measure(comparison: Comparison, chosen: Sequence[Probe] | None = None, *, artifacts: Path | None = None,
+            watch: Watch | None = None) -> list[dict]:
+    """Every probe's readings on one comparison, as rows: context columns and the reading's own.
+
+    What cannot run leaves a row that says why: `skipped` (why_not), `missing` (a probe's hardware), `failed`, `oom`.
+    A trial that fails kernel_error gets `failed` rows from every later probe. Nothing is dropped silently.
+    """
+    import torch
+    chosen = in_order([probes[name]() for name in probes] if chosen is None else chosen)
+    bench = _open(comparison, chosen, artifacts, watch or Watch())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(comparison.trials[0].threads)
+    try:
+        with torch.no_grad():
+            for probe in chosen:
+                bench.stage = probe.name
+                _run(probe, bench)
+    finally:
+        torch.set_num_threads(threads)
+    return _rows(bench)
+
+
+def _open(comparison, chosen, artifacts, watch) -> Bench:
+    """The bench with its inputs built; a comparison larger than free memory fails before anything is allocated."""
+    bench = Bench(comparison, [], {}, artifacts, watch=watch)
+    for trial in comparison.trials:
+        if trial.case_id in watch.failures:
+            bench.failures[trial] = watch.failures[trial.case_id]
+            continue
+        watch.at(trial.case_id, "loading")
+        try:
+            why = trial.why_not()
+        except (Exception, SystemExit) as error:
+            bench.failures[trial] = ("failed", f"{type(error).__name__}: {error}")
+            continue
+        if why:
+            bench.failures[trial] = ("skipped", why)
+        else:
+            bench.trials.append(trial)
+    if not bench.trials:
+        return bench
+    runnable = Comparison(tuple(bench.trials))
+    free, (cache, _) = free_memory(), last_level_cache()
+    copies = 1
+    if any(p.rotates for p in chosen) and not comparison.device.startswith("cuda"):
+        copies = rotation(min(runnable.cache_bytes().values()), sum(runnable.cache_bytes().values()), cache, free)
+    needed = runnable.nbytes(copies)
+    if needed > free:
+        for trial in list(bench.trials):
+            bench.fail(trial, MemoryError(f"needs {needed:,} bytes, {free:,} are free; take a smaller kv_len, batch "
+                                          "or format"))
+        return bench
+    bench.inputs = runnable.inputs(copies)
+    return bench
+
+
+def _run(probe: Probe, bench: Bench) -> None:
+    everyone = bench.comparison.trials
+    ran_before = list(bench.trials)
+    absent = {}
+    for trial in ran_before:
+        why = probe.why_not(trial)
+        if why:
+            absent[trial] = why
+    if len(absent) < len(ran_before):
+        held = [t for t in ran_before if t in absent]
+        for trial in held:
+            bench.trials.remove(trial)
+        bench.readings += list(probe.measure(bench))
+        bench.trials = [t for t in everyone if (t in bench.trials or t in held) and t not in bench.failures]
+    have = {(t, r.metric) for t, r in bench.readings}
+    for trial in everyone:
+        for metric, unit in probe.metrics.items():
+            if (trial, metric) in have or (None, metric) in have:
+                continue
+            if trial in bench.failures:
+                status, error = bench.failures[trial]
+                bench.readings.append((trial, failed(metric, unit, error, status=status, source=probe.name)))
+            elif trial in absent:
+                bench.readings.append((trial, missing(metric, unit, absent[trial], source=probe.name)))
+
+
+def _rows(bench: Bench) -> list[dict]:
+    import torch
+    device = bench.comparison.device
+    hardware, paths = torch.cuda.get_device_name(device) if device.startswith("cuda") and bench.inputs else cpu_name(), {}
+    rows = []
+    for trial, reading in bench.readings:
+        if trial is None:
+            context = dict(case_id=bench.comparison.comparison_id, **bench.comparison.columns())
+            scope = "comparison"
+        else:
+            if trial not in paths:
+                try:
+                    paths[trial] = trial.format_path
+                except (Exception, SystemExit):                      # a user class that does not load; its rows say so
+                    paths[trial] = None
+            context = dict(case_id=trial.case_id, format_path=paths[trial], **trial.columns())
+            scope = reading.scope
+        rows.append({"comparison_id": bench.comparison.comparison_id, **context, **asdict(reading), "scope": scope,
+                     "hardware": reading.hardware or hardware})
+    return rows

@@ -1,0 +1,89 @@
+"""What the ceilings allow for this call, and how near it came. Runs nothing: every number here is modelled."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvlab.attention import ideal_traffic
+from kvlab.probes._base import Bench
+from kvlab.record.environment import last_level_cache
+from kvlab.record.reading import Reading, missing
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Bytes and flops that the call needs at least, and its place under the measured ceilings.
+
+    ideal_bytes and useful_flops do not depend on the variant; hbm_bytes and executed_flops are the variant's own
+    cost model. Source: Williams, Waterman, Patterson 2009 (doi 10.1145/1498765.1498785).
+    """
+    name: ClassVar[str] = "roofline"
+    metrics: ClassVar[dict[str, str]] = {
+        "ideal_bytes": "B", "useful_flops": "flop", "intensity": "flop/B", "executed_flops": "flop",
+        "hbm_read_bytes": "B", "hbm_write_bytes": "B", "hbm_bytes": "B", "read_amplification": "ratio",
+        "roof_latency": "s", "ridge": "flop/B", "attainable_flops_share": "ratio",
+        "effective_bandwidth": "B/s", "bandwidth_share": "ratio", "useful_flops_rate": "flop/s", "flops_share": "ratio"}
+    needs: ClassVar[tuple[str, ...]] = ("ceilings", "timer")
+    rotates: ClassVar[bool] = False
+
+    def why_not(self, trial):
+        return None
+
+    def measure(self, bench: Bench):
+        for trial in list(bench.trials):
+            with bench.on(trial):
+                for reading in [*self._needed(trial), *self._reached(bench, trial)]:
+                    yield trial, reading
+
+    def _model(self, metric, value, formula, **more) -> Reading:
+        return Reading(metric, value, self.metrics[metric], "modelled", method=f"formula:{formula}", source=self.name,
+                       **more)
+
+    def _needed(self, trial):
+        """What the call must move and compute: from the shapes alone."""
+        cache = 0 if trial.device.startswith("cuda") else last_level_cache()[0]
+        ideal = ideal_traffic(trial.workload, trial.format, trial.itemsize)
+        cost = trial.variant.load().cost(trial, cache)
+        total = ideal.read_bytes + ideal.write_bytes
+        yield self._model("ideal_bytes", total, "q + unique visible K/V + output, once")
+        yield self._model("useful_flops", ideal.executed_flops, "2·Hq·(Dk+Dv)·visible pairs")
+        yield self._model("intensity", ideal.executed_flops / total, "useful_flops ÷ ideal_bytes")
+        yield self._model("executed_flops", cost.executed_flops, "variant.cost")
+        yield self._model("hbm_read_bytes", cost.read_bytes, "variant.cost")
+        yield self._model("hbm_write_bytes", cost.write_bytes, "variant.cost")
+        yield self._model("hbm_bytes", cost.read_bytes + cost.write_bytes, "variant.cost")
+        if ideal.read_bytes < 2 * cache:
+            yield missing("read_amplification", "ratio", source=self.name,
+                          why=f"ideal reads of {ideal.read_bytes:,} bytes are below twice the last-level cache "
+                              f"({cache:,}): reuse inside the cache would decide the ratio")
+        else:
+            yield self._model("read_amplification", cost.read_bytes / ideal.read_bytes, "variant.cost ÷ ideal reads",
+                              denominator="ideal read bytes")
+
+    def _reached(self, bench, trial):
+        """The same against the ceilings and the time that were measured beside it."""
+        read, matmul = bench.reading(None, "read_ceiling"), bench.reading(None, "matmul_ceiling")
+        took = bench.reading(trial, "latency_s")
+        names = ("roof_latency", "ridge", "attainable_flops_share", "effective_bandwidth", "bandwidth_share",
+                 "useful_flops_rate", "flops_share")
+        if read is None or matmul is None:
+            return [missing(n, self.metrics[n], "no ceilings were measured; add the probe ceilings", source=self.name)
+                    for n in names]
+        ideal = ideal_traffic(trial.workload, trial.format, trial.itemsize)
+        total, flops = ideal.read_bytes + ideal.write_bytes, ideal.executed_flops
+        ridge = matmul.value / read.value
+        found = [self._model("roof_latency", max(total / read.value, flops / matmul.value), "max(bytes ÷ read, flops ÷ matmul)"),
+                 self._model("ridge", ridge, "matmul_ceiling ÷ read_ceiling"),
+                 self._model("attainable_flops_share", min(1.0, flops / total / ridge), "min(1, intensity ÷ ridge)",
+                             denominator="matmul_ceiling")]
+        if took is None:
+            return found + [missing(n, self.metrics[n], "no time was measured; add the probe timer", source=self.name)
+                            for n in names[3:]]
+        for metric, amount, scale, below in (("effective_bandwidth", total, 1.0, ""),
+                                             ("bandwidth_share", total, read.value, "read_ceiling"),
+                                             ("useful_flops_rate", flops, 1.0, ""),
+                                             ("flops_share", flops, matmul.value, "matmul_ceiling")):
+            found.append(self._model(metric, amount / took.value / scale, "ideal amount ÷ measured time",
+                                     low=amount / took.high / scale, high=amount / took.low / scale, n=took.n,
+                                     cache_state=took.cache_state, denominator=below))
+        return found

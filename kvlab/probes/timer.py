@@ -1,0 +1,216 @@
+"""Time of one call: trials of a comparison interleaved over rounds, inputs rotating, outputs poisoned and re-checked."""
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from kvlab.probes._base import Bench, Broken
+from kvlab.probes._clock import Summary, clock, summarise
+from kvlab.probes.kernel_error import Expected
+from kvlab.record.environment import cpu_steal_seconds, last_level_cache, load_average
+from kvlab.record.reading import Reading
+
+METRICS = {"latency_s": "s", "latency_p5": "s", "latency_p95": "s", "prepare_s": "s"}
+
+
+@dataclass
+class _Runner:
+    """One trial's calls and samples."""
+    trial: object
+    calls: list
+    prepare_s: float
+    inner: int = 1                              # calls of one sample, so that a sample is long against the clock
+    seconds: list[float] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    spent: float = 0.0
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class Timer:
+    """Median seconds of one call with its 95 % interval, cold, as a decode step would find the cache.
+
+    cap_s: seconds of measuring a trial may take; target: relative half width of the interval at which it stops
+    before. Both default by device (CPU 1 s and 3 %, CUDA 15 s and 0.5 %). At least `rounds` rounds and
+    min_samples samples are taken even where that exceeds the cap, unless one call alone takes ten times the cap.
+    """
+    cap_s: float | None = None
+    target: float | None = None
+    rounds: int = 3
+    min_samples: int = 5
+    name: ClassVar[str] = "timer"
+    metrics: ClassVar[dict[str, str]] = METRICS
+    needs: ClassVar[tuple[str, ...]] = ("kernel_error",)
+    rotates: ClassVar[bool] = True
+
+    def why_not(self, trial):
+        return None
+
+    def measure(self, bench: Bench):
+        cuda = bench.comparison.device.startswith("cuda")
+        cap_s = self.cap_s or (15.0 if cuda else 1.0)
+        target = self.target or (0.005 if cuda else 0.03)
+        sampler = CudaSampler(bench) if cuda else CpuSampler(bench)
+        load, steal, began = load_average(), cpu_steal_seconds(), time.perf_counter()
+        runners = self._warmed(bench, sampler)
+        order, round_ = random.Random(bench.comparison.trials[0].seed), 0
+        while pending := [r for r in runners if not r.done and r.trial in bench.trials]:
+            order.shuffle(pending)
+            for runner in pending:
+                with bench.on(runner.trial):
+                    self._round(runner, sampler, round_, cap_s)
+            round_ += 1
+            for runner in pending:
+                self._stop(runner, round_, cap_s, target)
+        self._recheck(bench, runners)
+        window = time.perf_counter() - began
+        note = sampler.note(load, steal, window)
+        artifact = self._keep_samples(bench, runners)
+        for runner in runners:
+            if runner.trial in bench.trials:
+                yield from self._readings(runner, sampler, window, note, artifact)
+
+    def _warmed(self, bench, sampler) -> list[_Runner]:
+        """Prepared calls, run for 25 ms or 10 times (once where a call takes longer) on the same rotating inputs."""
+        runners = []
+        for trial in list(bench.trials):
+            with bench.on(trial):
+                began = time.perf_counter()
+                calls = trial.prepare(bench.inputs_of(trial))
+                runner = _Runner(trial, calls, time.perf_counter() - began)
+                spent, seconds = 0.0, []
+                while spent < 0.025 and len(seconds) < 10:
+                    seconds.append(sampler.sample(runner, 1))
+                    spent += seconds[-1]
+                if len(seconds) == 1 and seconds[0] < 1:
+                    seconds.append(sampler.sample(runner, 1))
+                runner.inner = max(1, min(100, int(1e-3 / max(min(seconds), 1e-7))))
+                runners.append(runner)
+        return runners
+
+    def _round(self, runner, sampler, round_, cap_s) -> None:
+        """One trial's share of a round: a `rounds`-th of its time, at least one sample."""
+        began = time.perf_counter()
+        while True:
+            runner.seconds.append(sampler.sample(runner, runner.inner))
+            runner.rounds.append(round_)
+            if time.perf_counter() - began >= cap_s / self.rounds / 2:
+                break
+        runner.spent += time.perf_counter() - began
+
+    def _stop(self, runner, rounds, cap_s, target) -> None:
+        slow = runner.seconds and min(runner.seconds) > 10 * cap_s
+        enough = rounds >= self.rounds and len(runner.seconds) >= self.min_samples
+        if slow or (enough and (runner.spent >= cap_s or summarise(runner.seconds, 200).rel_half_width <= target)):
+            runner.done = True
+
+    def _recheck(self, bench, runners) -> None:
+        """After the clock: q of copy 0 is overwritten in place, and every output must follow it."""
+        import torch
+        first = next(iter(bench.inputs.values()))[0]
+        kept = first.q_TQD.clone()
+        generator = torch.Generator(first.q_TQD.device).manual_seed(first.seed + 10**6)
+        first.q_TQD.copy_(torch.randn(kept.shape, generator=generator, device=kept.device))
+        expected = Expected(bench)
+        for runner in runners:
+            if runner.trial in bench.trials:
+                with bench.on(runner.trial):
+                    output = runner.calls[0]()
+                    output.fill_(float("nan"))
+                    try:
+                        expected.judge(runner.trial, runner.calls[0]())
+                    except Broken as wrong:
+                        raise Broken(f"wrong when checked again after timing, on a changed q: {wrong}") from None
+        first.q_TQD.copy_(kept)
+
+    def _keep_samples(self, bench, runners) -> str:
+        """Raw samples beside the run; the path relative to it, or "" where the run keeps no files."""
+        if bench.artifacts is None:
+            return ""
+        import pandas as pd
+        name = f"samples/{bench.comparison.comparison_id}.parquet"
+        frames = [pd.DataFrame(dict(case_id=r.trial.case_id, round=r.rounds, calls=r.inner, seconds=r.seconds))
+                  for r in runners]
+        (bench.artifacts / "samples").mkdir(parents=True, exist_ok=True)
+        pd.concat(frames).to_parquet(bench.artifacts / name, index=False)
+        return name
+
+    def _readings(self, runner, sampler, window, note, artifact):
+        s: Summary = summarise(runner.seconds)
+        common = dict(method=sampler.method, source=self.name, n=s.n, window_s=window, artifact=artifact,
+                      cache_state=sampler.cache_state(runner.trial))
+        slow = "; slow: fewer samples than the protocol asks" if s.n < self.min_samples else ""
+        yield runner.trial, Reading("latency_s", s.median, "s", "measured", low=s.low, high=s.high, rel_std=s.rel_std,
+                                    note=note + slow, **common)
+        yield runner.trial, Reading("latency_p5", s.p5, "s", "measured", **common)
+        yield runner.trial, Reading("latency_p95", s.p95, "s", "measured", **common)
+        yield runner.trial, Reading("prepare_s", runner.prepare_s, "s", "measured", method="timer:wall", n=1,
+                                    source=self.name, note="planning before the first call, outside the clock")
+
+
+class CpuSampler:
+    """Seconds per call on a CPU. Every call takes the next input copy, whichever trial ran before it."""
+
+    def __init__(self, bench: Bench):
+        self.bench, self.clock = bench, clock(bench.comparison.trials[0].threads)
+        self.method, self.turn = self.clock.method, {key: 0 for key in bench.inputs}
+
+    def sample(self, runner, calls: int) -> float:
+        key = (runner.trial.kv_format, runner.trial.layout)
+        turn, todo = self.turn[key], runner.calls
+        chosen = [todo[(turn + i) % len(todo)] for i in range(calls)]
+        self.turn[key] = turn + calls
+        now, outputs = self.clock.now, []
+        began = now()
+        for call in chosen:
+            outputs.append(call())
+        seconds = (now() - began) / calls
+        for output in outputs:
+            output.fill_(float("nan"))                  # a variant that hands out a kept answer hands out NaN next time
+        return seconds
+
+    def cache_state(self, trial) -> str:
+        copies, cache = len(self.bench.inputs_of(trial)), last_level_cache()[0]
+        held = copies * self.bench.comparison.cache_bytes()[trial.kv_format, trial.layout]
+        return "cold (unverified)" if held >= 5 * cache else "warm (too little memory to rotate inputs)"
+
+    def note(self, load, steal, window) -> str:
+        after = cpu_steal_seconds()
+        stolen = "" if steal is None or after is None else f", steal {100 * (after - steal) / window:.1f} %"
+        return "" if load is None else f"load {load:.1f}{stolen}"
+
+
+class CudaSampler:
+    """Seconds per call on a GPU from CUDA events, the L2 cache flushed before each by reading a resident buffer.
+
+    The flush is a read of 2 × L2 bytes, ordered before the start event, so that it evicts and is not timed.
+    """
+    method = "timer:cuda_events"
+
+    def __init__(self, bench: Bench):
+        import torch
+        self.torch, self.device = torch, torch.device(bench.comparison.device)
+        l2 = torch.cuda.get_device_properties(self.device).L2_cache_size
+        self.flush = torch.ones(2 * l2 // 4, dtype=torch.int32, device=self.device)
+        self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def sample(self, runner, calls: int) -> float:
+        start, end = self.events
+        total = 0.0
+        for _ in range(calls):
+            self.flush.sum()
+            start.record()
+            output = runner.calls[0]()
+            end.record()
+            end.synchronize()
+            total += start.elapsed_time(end) / 1e3
+            output.fill_(float("nan"))
+        return total / calls
+
+    def cache_state(self, trial) -> str:
+        return "cold (unverified)"
+
+    def note(self, load, steal, window) -> str:
+        return "CUDA events around each call, launch overhead included; L2 flushed by a read of twice its size"

@@ -1,0 +1,42 @@
+"""What a table of readings says: fitted lines with their intervals, and the smallest difference it can tell."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def fit(x, y, low, high, power: bool = False, draws: int = 2000) -> tuple[float, float, float]:
+    """Slope of y over x (of their logarithms: an exponent) with the 95 % interval that the points' intervals give.
+
+    Each draw moves every point inside its own interval; points weigh by relative size, so that the longest does not
+    decide alone. With three points or more, the scatter around the line widens the interval too.
+    """
+    x, y, low, high = (np.asarray(a, dtype=float) for a in (x, y, low, high))
+    rng = np.random.default_rng(0)
+    sigma = np.maximum((high - low) / 3.92, 0)
+    X, Y, weight = (np.log(x), np.log(y), np.ones_like(y)) if power else (x, y, 1 / y)
+
+    def slope(values):
+        return np.polyfit(X, values, 1, w=weight)
+    best = slope(Y)
+    residual = (Y - np.polyval(best, X)) * weight
+    scatter = float(np.sqrt((residual**2).sum() / max(1, len(x) - 2))) if len(x) > 2 else 0.0
+    spread = np.sqrt((sigma / y if power else sigma)**2 + (scatter / weight)**2)
+    slopes = [slope(Y + rng.normal(0, 1, len(Y)) * spread)[0] for _ in range(draws)]
+    return float(best[0]), float(np.quantile(slopes, 0.025)), float(np.quantile(slopes, 0.975))
+
+
+def aa_resolution(rows: pd.DataFrame) -> tuple[float, float, float] | None:
+    """Ratio of the two medians of an A/A pair, with the interval that theirs give."""
+    times = rows[(rows["metric"] == "latency_s") & (rows["kind"] == "measured")]
+    for _, group in times.groupby("comparison_id", sort=False):
+        again = group[group["replica"] == 1]
+        first = group[(group["replica"] == 0) & group["variant"].isin(again["variant"])]
+        if len(again) == 1 and len(first) == 1:
+            a, b = first.iloc[0], again.iloc[0]
+            return a["value"] / b["value"], a["low"] / b["high"], a["high"] / b["low"]
+    return None

@@ -1,0 +1,57 @@
+"""The wide view of the result table: one line per case, one column per metric."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvlab.record.reading import CONTEXT, KINDS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def wide(table: pd.DataFrame, on: Sequence[str] = ("run_id", "case_id")) -> pd.DataFrame:
+    """One line per case: its context, then per metric `<metric>`, `<metric>_kind`, `<metric>_low`, `<metric>_high`.
+
+    Where a case has one metric in several kinds, the strongest takes `<metric>` and the others get
+    `<metric>_<kind>` (latency_s measured, latency_s_modelled beside it); a missing reading is shown only where
+    there is nothing stronger: value null, `<metric>_kind` "missing". More rows of one kind are numbered in the order
+    they were written: `<metric>_<kind>`, `<metric>_<kind>_2`, … Interval columns exist where some line has one.
+    A row about a whole comparison (ceilings) is a line of its own, with an empty variant, and is not copied to the
+    other lines. A context column that varies within a case is blank there.
+    """
+    import pandas as pd
+    on = list(on)
+    rows = table.reset_index(drop=True)
+    lines = _context(rows, on)
+    rows = rows.assign(_strength=rows["kind"].map(KINDS.index).astype(int), _order=range(len(rows)))
+    rows = rows.sort_values("_strength", kind="stable")
+    rows["_rank"] = rows.groupby([*on, "metric"]).cumcount()
+    rows = rows[(rows["_rank"] == 0) | (rows["kind"] != "missing")].copy()
+    rows["_slot"] = rows["metric"].where(rows["_rank"] == 0, rows["metric"] + "_" + rows["kind"])
+    again = rows.groupby([*on, "_slot"]).cumcount()
+    rows["_slot"] = rows["_slot"].where(again == 0, rows["_slot"] + "_" + (again + 1).astype("string"))
+
+    columns = {}
+    for slot, group in rows.sort_values("_order").groupby("_slot", sort=False):
+        group = group.set_index(on)
+        columns[slot] = group["value"]
+        if (group["_rank"] == 0).any():
+            columns[f"{slot}_kind"] = group["kind"]
+        for end in ("low", "high"):
+            if group[end].notna().any():
+                columns[f"{slot}_{end}"] = group[end]
+    metrics = pd.DataFrame({name: column.reindex(lines.index) for name, column in columns.items()}, index=lines.index)
+    ordered = [name for name in CONTEXT if name in lines or name in on]
+    return pd.concat([lines, metrics], axis=1).reset_index()[[*ordered, *columns]]
+
+
+def _context(rows: pd.DataFrame, on: list[str]) -> pd.DataFrame:
+    """Context columns by case, in order of first appearance: the one value found in the case, else blank."""
+    names = [name for name in CONTEXT if name not in on]
+    context = rows[[*on, *names]]
+    text = [name for name in names if context[name].dtype == "string"]
+    cases = context.assign(**{name: context[name].replace("", None) for name in text}).groupby(on, sort=False)
+    lines = cases.first().where(cases.nunique() <= 1)
+    lines[text] = lines[text].fillna("")
+    return lines

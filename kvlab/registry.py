@@ -1,0 +1,74 @@
+"""A folder is a registry: dropping a file in adds an entry, and an unknown name gets a near match and the list."""
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+
+def no_such(what: str, name: str, known: Iterable[str]) -> KeyError:
+    """The error for an unknown name: what was given, the nearest known one, and all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(str(name), known, 1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return KeyError(f"no {what} named {name!r}.{hint} Known: {', '.join(known)}")
+
+
+class Registry:
+    """The modules of a package whose names do not start with an underscore, loaded when asked for.
+
+    attribute: the name inside each module that is the entry; None means the module itself is.
+    """
+
+    def __init__(self, what: str, package: str, attribute: str | None = None):
+        self.what, self.package, self.attribute = what, package, attribute
+
+    def names(self) -> list[str]:
+        """Names by file, without importing the entries."""
+        path = importlib.import_module(self.package).__path__
+        return sorted(m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __getitem__(self, name: str):
+        if name not in self.names():
+            raise no_such(self.what, name, self.names())
+        module = importlib.import_module(f"{self.package}.{name}")
+        if self.attribute is None:
+            return module
+        return entry_of(module, self.attribute, name)
+
+
+def entry_of(module: ModuleType, attribute: str, name: str):
+    """The one class of the module whose `attribute` equals `name`."""
+    found = [thing for thing in vars(module).values()
+             if isinstance(thing, type) and thing.__module__ == module.__name__
+             and getattr(thing, attribute, None) == name]
+    if len(found) != 1:
+        raise TypeError(f"{module.__name__} must define exactly one class with {attribute} = {name!r}, "
+                        f"found {len(found)}")
+    return found[0]
+
+
+def load_file(path: str | Path) -> ModuleType:
+    """Import a Python file from outside the package, under a name of its own."""
+    path = Path(path)
+    if not path.is_file() or path.suffix != ".py":
+        raise KeyError(f"no Python file {str(path)!r}; give the path of a .py file, then ':' and the class in it")
+    name = f"kvlab_user_{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module                          # dataclasses look their module up while it is being run
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

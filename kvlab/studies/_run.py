@@ -1,0 +1,161 @@
+"""Running a study: cases to a worker, rows to the journal, one committed comparison after another.
+
+A study is a module of this package with a docstring that asks its question, and
+    SIZES                                           the sizes it knows
+    cases(size, *, device, variants, model)         its cases; None = the study's own choice
+    run(case, *, artifacts=None, watch=None)        the rows of one case
+    findings(table)                                 optional: what the table says, in words (list of Finding)
+A case is a Comparison or a frozen dataclass with columns() and comparison_id.
+"""
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from kvlab.attention import Comparison, VariantRef
+from kvlab.probes import measure, probes
+from kvlab.probes._base import Watch
+from kvlab.record.environment import Manifest, VariantSource
+from kvlab.record.reading import failed
+from kvlab.record.store import RunStore
+from kvlab.registry import Registry
+
+if TYPE_CHECKING:
+    pass
+
+studies = Registry("study", "kvlab.studies")
+
+
+class Case(Protocol):
+    """What is committed, resumed and mapped as a whole."""
+    comparison_id: str
+
+    def columns(self) -> dict: ...
+
+
+class Finding(NamedTuple):
+    """One thing a table says: a number with its interval and kind, and the sentence that says it."""
+    name: str
+    sentence: str
+    value: float | None
+    unit: str
+    low: float | None
+    high: float | None
+    kind: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A way to run a case: a study's own, or (without a study) the probes of that name, all of them by default.
+
+    Calling it runs the case in this process. Picklable, for any `each`.
+    """
+    study: str | None = None
+    artifacts: Path | None = None
+    probes: tuple[str, ...] | None = None
+
+    def __call__(self, case: Case, watch: Watch | None = None) -> list[dict]:
+        if self.study is None:
+            chosen = None if self.probes is None else [probes[name]() for name in self.probes]
+            return measure(case, chosen, artifacts=self.artifacts, watch=watch)
+        return studies[self.study].run(case, artifacts=self.artifacts, watch=watch)
+
+
+Each = Callable[[Job, Iterable[Case]], Iterator[list[dict]]]
+
+
+def run(study: str, *, size: str | None = None, device: str | None = None, out: Path | str = "profiles",
+        resume: Path | str | None = None, variants: Iterable | None = None, model: str | None = None,
+        each: Each | None = None, progress: bool = True, patience_s: float = 300.0) -> RunStore:
+    """Run a study and return its closed run.
+
+    size: one of the study's SIZES (default small). device: cpu (default) or cuda. out: parent of <study>/<UTC>-<id>.
+    resume: a run directory whose committed cases are kept and not repeated; what is left None is as it was there.
+    variants: names, "file.py:Class" references, classes or instances. each: maps a job over cases and yields their
+    rows in order (default: one long-lived worker process). patience_s: seconds without a sign of life after which
+    the worker is taken to hang.
+    Raises KeyError or ValueError for wrong names, StoreError for a folder that cannot be written.
+    """
+    module = studies[study]
+    if resume:
+        was = Manifest.read(Path(resume)).options
+        size, device, model = size or was["size"], device or was["device"], model or was["model"]
+        variants = variants or was["variants"]
+    size, device = size or "small", device or "cpu"
+    if size not in module.SIZES:
+        raise ValueError(f"{study} has no size {size!r}; allowed: {', '.join(module.SIZES)}")
+    refs = None if variants is None else tuple(VariantRef.of(v) for v in variants)
+    cases = list(module.cases(size, device=device, variants=refs, model=model))
+    used = {t.variant for case in cases if isinstance(case, Comparison) for t in case.trials}
+    options = dict(size=size, device=device, variants=None if refs is None else [r.ref for r in refs], model=model)
+    sources = [_source(ref) for ref in sorted(used, key=lambda r: (r.ref, r.knobs))]
+    store = (_resumed(study, Path(resume), options, sources) if resume
+             else RunStore.create(Path(out), study, Manifest(
+                 study=study, argv=sys.argv, size=size, device=device, variants=sources,
+                 models=[model] if model else [], options=options,
+                 seeds=sorted({t.seed for c in cases if isinstance(c, Comparison) for t in c.trials}))))
+    if each is None:
+        if any(ref.in_process for ref in used):
+            each = in_process
+        else:
+            from kvlab.studies._worker import worker_each
+            each = worker_each(patience_s)
+    todo = [case for case in cases if case.comparison_id not in store.committed]
+    try:
+        for case, rows in _with_progress(todo, each(Job(study, store.artifacts), todo), study, progress):
+            store.append(case.comparison_id, [{**row, "model": row.get("model") or model or ""} for row in rows])
+    finally:
+        store.close()
+    return store
+
+
+def in_process(job: Job, cases: Iterable[Case]) -> Iterator[list[dict]]:
+    """Run cases in this process, for classes that no other process can load; their rows say so."""
+    for case in cases:
+        for row in (rows := job(case)):
+            if row.get("note", "").startswith("load"):
+                row["note"] += "; measured in the calling process"
+        yield rows
+
+
+def failed_case(case: Case, why: str, status: str = "failed") -> list[dict]:
+    """The row of a case that as a whole came to nothing."""
+    from dataclasses import asdict
+    reading = failed("case", "count", why, status)
+    return [{"comparison_id": case.comparison_id, "case_id": case.comparison_id, **case.columns(),
+             **asdict(reading), "scope": "comparison"}]
+
+
+def _with_progress(cases, results, study, progress):
+    if not progress:
+        return zip(cases, results)
+    from tqdm.auto import tqdm
+    return tqdm(zip(cases, results), total=len(cases), desc=study, unit="case")
+
+
+def _source(ref: VariantRef) -> VariantSource:
+    if ref.source_file is None:
+        return VariantSource(ref=ref.ref)
+    text = ref.source_file.read_text(encoding="utf-8")
+    return VariantSource(ref=ref.ref, sha256=hashlib.sha256(text.encode()).hexdigest(), source=text)
+
+
+def _resumed(study: str, path: Path, options: dict, sources: list[VariantSource]) -> RunStore:
+    """The run to go on with, refused where it was another study, other options, or other source text."""
+    store = RunStore.open(path)
+    for problem in store.problems:
+        print(f"{path.name}: {problem}", file=sys.stderr)
+    if store.manifest.study != study:
+        raise ValueError(f"{path} is a run of {store.manifest.study!r}, not of {study!r}")
+    was = Manifest(study=study, options=options, environment={}).options       # the same cutting of absolute paths
+    if store.manifest.options != was:
+        raise ValueError(f"{path} was run with {store.manifest.options}, not with {was}; "
+                         "resume with the same options, or start a new run")
+    changed = [s.ref for s in sources if s not in store.manifest.variants]
+    if changed:
+        raise ValueError(f"{', '.join(changed)} changed since {path} was begun; start a new run")
+    return store

@@ -1,0 +1,154 @@
+"""One long-lived worker process that measures cases, so that a variant that crashes, hangs or eats all memory
+costs its own rows only.
+
+Parent and worker speak lines of JSON over pipes; the worker's printing goes to stderr. The worker is a fresh
+interpreter (`python -m kvlab.studies._worker`), never a fork, and does not import the caller's __main__.
+"""
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+
+from kvlab.probes._base import Watch
+from kvlab.studies._run import Case, Each, Job, failed_case
+
+
+def worker_each(patience_s: float) -> Each:
+    """An `each` that runs cases one after another in a worker, which is started again whenever it dies."""
+    def each(job: Job, cases: Iterable[Case]) -> Iterator[list[dict]]:
+        worker = Worker(patience_s)
+        try:
+            for case in cases:
+                yield worker.rows(job, case)
+        finally:
+            worker.close()
+    return each
+
+
+class Worker:
+    """The parent's side: sends a case, collects its rows, survives whatever the worker does."""
+
+    def __init__(self, patience_s: float):
+        self.patience_s, self.process = patience_s, None
+
+    def rows(self, job: Job, case: Case) -> list[dict]:
+        """The case's rows. A trial that brings the worker down gets failed (or oom) rows and the case is run again
+        without it; a case that dies outside any trial is one failed row."""
+        failures: dict[str, tuple[str, str]] = {}
+        while True:
+            last, answer = self._ask(job, case, failures)
+            if "rows" in answer:
+                return answer["rows"]
+            status, why = answer["died"]
+            if last is None or last[0] in failures:
+                return failed_case(case, why, status)
+            failures[last[0]] = status, f"{why} in {last[1]}"
+
+    def _ask(self, job, case, failures) -> tuple[tuple[str, str] | None, dict]:
+        """(the trial that was running last and in which probe, the answer)."""
+        if self.process is None or self.process.poll() is not None:
+            self._start()
+        kind = type(case)
+        self._send(dict(study=job.study, artifacts=None if job.artifacts is None else str(job.artifacts),
+                        probes=job.probes,
+                        type=f"{kind.__module__}:{kind.__qualname__}", case=asdict(case), failures=failures))
+        last = None
+        while True:
+            try:
+                line = self.lines.get(timeout=self.patience_s)
+            except queue.Empty:
+                self.process.kill()
+                self.process.wait()
+                return last, {"died": ("failed", f"gave no sign of life for {self.patience_s:.0f} s and was stopped")}
+            if line is None:
+                return last, {"died": _cause_of_death(self.process.wait())}
+            message = json.loads(line)
+            if "at" not in message:
+                return last, message
+            last = tuple(message["at"])
+
+    def _start(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [
+            str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))}
+        self.process = subprocess.Popen([sys.executable, "-m", "kvlab.studies._worker"], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, env=environment, text=True, encoding="utf-8")
+        self.lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._pump, args=(self.process, self.lines), daemon=True).start()
+
+    @staticmethod
+    def _pump(process, lines) -> None:
+        for line in process.stdout:
+            lines.put(line)
+        lines.put(None)
+
+    def _send(self, message: dict) -> None:
+        try:
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            pass                                    # it died just now; reading its lines will say how
+
+    def close(self) -> None:
+        """End the worker: it stops by itself when its input ends, and is killed if it does not."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        try:
+            self.process.stdin.close()
+            self.process.wait(timeout=5)
+        except (OSError, subprocess.TimeoutExpired):
+            self.process.kill()
+            self.process.wait()
+
+
+def _cause_of_death(code: int) -> tuple[str, str]:
+    """(status, what happened) for a worker's exit code; a SIGKILL from outside is nearly always the kernel's."""
+    if code == -getattr(signal, "SIGKILL", 9):
+        return "oom", "the worker was killed (SIGKILL: out of memory, or by hand)"
+    if code < 0:
+        return "failed", f"the worker crashed with signal {signal.Signals(-code).name}"
+    return "failed", f"the process was ended with exit code {code}"
+
+
+def serve() -> None:
+    """The worker's side: read a case, measure it, answer, until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)                                   # whatever a variant prints goes to stderr, not into the answers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)    # Ctrl-C is the parent's to handle: it closes our input
+
+    def say(message: dict) -> None:
+        answers.write(json.dumps(message) + "\n")
+        answers.flush()
+
+    for line in sys.stdin:
+        message = json.loads(line)
+        job = Job(message["study"], None if message["artifacts"] is None else Path(message["artifacts"]),
+                  None if message["probes"] is None else tuple(message["probes"]))
+        watch = Watch(at=lambda case_id, stage: say({"at": [case_id, stage]}),
+                      failures={k: tuple(v) for k, v in message["failures"].items()})
+        case = case_from(message["type"], message["case"])
+        try:
+            say({"rows": job(case, watch)})
+        except Exception as error:
+            say({"rows": failed_case(case, f"{type(error).__name__}: {error}")})
+
+
+def case_from(kind: str, fields: dict) -> Case:
+    """A case from its class, which must be kvlab's own, and its fields as JSON gives them."""
+    from pydantic import TypeAdapter
+    module, _, name = kind.partition(":")
+    if not module.startswith("kvlab."):
+        raise ValueError(f"cases are kvlab's own classes, got {kind}")
+    return TypeAdapter(getattr(import_module(module), name)).validate_python(fields)
+
+
+if __name__ == "__main__":
+    serve()

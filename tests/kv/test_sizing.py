@@ -1,0 +1,270 @@
+"""Bytes per layer kind: golden values of the research ledger, hand-computed cases, and laws that must hold."""
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvlab.catalog.models import model, models
+from kvlab.kv.formats import kv_format
+from kvlab.kv.sizing import (
+    article_formula_bytes,
+    crossover_tokens,
+    first_kept,
+    kv_bytes,
+    kv_bytes_per_token,
+    layer_bytes,
+    size,
+    state_bytes,
+    tp_replication,
+)
+from kvlab.shapes import LayerSpec, ModelSpec
+
+GiB = 2**30
+QWEN = model("Qwen/Qwen2-72B")
+K3 = model("moonshotai/Kimi-K3")
+MHA64 = replace(QWEN, layers=(replace(QWEN.layers[0], num_kv_heads=64),))
+FORMATS = ("fp32", "fp16", "bf16", "int8/token", "int8/block16")
+
+lengths = st.integers(1, 5000)
+formats = st.sampled_from(FORMATS)
+heads = st.sampled_from([(8, 8), (8, 4), (8, 1), (12, 4), (64, 8)])
+widths = st.sampled_from([(64, None), (128, None), (192, 128)])
+
+
+def layer(kind="full", heads=(64, 8), width=(128, None), window=None, count=1):
+    return LayerSpec(kind, count, *heads, *width, window=window)
+
+
+# --- golden values -------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("kv_len, gib", [(2048, 0.625), (4096, 1.25), (32768, 10), (131072, 40)])
+def test_qwen2_72b(kv_len, gib):
+    assert kv_bytes(QWEN, kv_len, "bf16") == gib * GiB
+    assert kv_bytes_per_token(QWEN, kv_len, "bf16") == 327_680
+
+
+def test_the_articles_point():
+    assert kv_bytes(QWEN, 4096, "bf16") == article_formula_bytes(QWEN, 4096) == 1_342_177_280
+
+
+def test_qwen_72b_v1_is_mha():
+    assert kv_bytes(model("Qwen/Qwen-72B"), 2048, "bf16") == 5 * GiB
+
+
+def test_weights_and_cache_cross_where_the_ledger_says():
+    assert crossover_tokens(QWEN) == 443_763
+    assert crossover_tokens(MHA64) == 55_470
+    weights = QWEN.params * 2
+    assert kv_bytes(QWEN, 443_763, "bf16") <= weights < kv_bytes(QWEN, 443_764, "bf16")
+
+
+@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V3", "moonshotai/Kimi-K2-Instruct"])
+def test_mla_is_one_latent_per_layer(name):
+    assert kv_bytes_per_token(model(name), 131072, "bf16") == 61 * 576 * 2 == 70_272
+
+
+def test_kimi_k3():
+    assert kv_bytes_per_token(K3, 131072, "bf16") == 27_648
+    assert kv_bytes(K3, 131072, "bf16") == 3.375 * GiB
+    assert kv_bytes(K3, 1_048_576, "bf16") == 27 * GiB
+    assert state_bytes(K3) == 69 * 96 * 128 * 128 * 4 == 434_110_464
+
+
+@pytest.mark.parametrize("name, ratio", [
+    ("deepseek-ai/DeepSeek-V3", 56.89), ("moonshotai/Kimi-K2-Instruct", 28.44), ("google/gemma-3-27b-it", 5.96),
+    ("openai/gpt-oss-120b", 2.00), ("moonshotai/Kimi-K3", 147.65)])
+def test_formula_over_truth(name, ratio):
+    spec = model(name)
+    truth = kv_bytes(spec, 131072, "bf16") + state_bytes(spec)
+    assert round(article_formula_bytes(spec, 131072) / truth, 2) == ratio
+
+
+def test_the_formula_is_far_off_for_34_of_86_configs():
+    ratios = [article_formula_bytes(spec, 131072) / (kv_bytes(spec, 131072, "bf16") + state_bytes(spec))
+              for spec in models().values()]
+    assert sum(ratio > 1.5 for ratio in ratios) == 34
+
+
+@pytest.mark.parametrize("num_kv_heads, copies", [(8, [1, 1, 1, 1, 2, 4]), (1, [1, 2, 4, 8, 16, 32])])
+def test_tp_replication(num_kv_heads, copies):
+    spec = replace(QWEN, layers=(replace(QWEN.layers[0], num_kv_heads=num_kv_heads),))
+    whole = kv_bytes(spec, 4096, "bf16")
+    for tp, expected in zip((1, 2, 4, 8, 16, 32), copies, strict=True):
+        assert tp_replication(num_kv_heads, tp) == expected
+        assert tp * kv_bytes(spec, 4096, "bf16", tp) == expected * whole
+
+
+def test_blocks_of_16_waste_seven_and_a_half_tokens():
+    waste = [kv_bytes(QWEN, n, "bf16", block_size=16) - kv_bytes(QWEN, n, "bf16") for n in range(1, 17)]
+    assert sum(waste) / len(waste) == 7.5 * 327_680
+
+
+def test_scales_of_int8_per_token_cost_3_percent():
+    codes = kv_bytes(QWEN, 4096, "bf16") // 2
+    assert (kv_bytes(QWEN, 4096, "int8/token") - codes) / codes == 0.03125
+
+
+def test_llama4_scout_keeps_one_chunk():
+    scout = model("meta-llama/Llama-4-Scout-17B-16E-Instruct")
+    assert kv_bytes(scout, 131072, "bf16") == 7.125 * GiB
+    assert kv_bytes_per_token(scout, 131072, "bf16") == 49_152
+    chunked = next(group for group in scout.layers if group.kind == "chunked")
+    assert layer_bytes(chunked, 131073, "bf16") == layer_bytes(chunked, 1, "bf16") == 2 * 8 * 128 * 2
+
+
+# --- hand-computed cases -------------------------------------------------------------------------------------------
+
+def test_k_and_v_of_different_width():
+    assert layer_bytes(layer(heads=(64, 4), width=(192, 128)), 10, "bf16") == 10 * 4 * (192 + 128) * 2
+
+
+def test_window_counts_every_scale_group_it_touches():
+    sliding = layer("sliding", window=16, heads=(8, 2), width=(64, None))
+    assert first_kept(sliding, 40) == 24
+    # tokens 24 … 40 lie in blocks 1 and 2 of 16 tokens: two scales per KV head, for K and for V
+    assert layer_bytes(sliding, 40, "int8/block16") == 2 * 2 * (16 * 64 + 2 * 4)
+    assert layer_bytes(sliding, 10, "bf16") == layer_bytes(replace(sliding, kind="full"), 10, "bf16")
+
+
+def test_block_rounding_counts_whole_blocks_at_both_ends():
+    sliding = layer("sliding", window=16, heads=(8, 2), width=(64, None))
+    per_token = 2 * 2 * 64 * 2
+    assert layer_bytes(sliding, 40, "bf16", block_size=16) == 32 * per_token
+    assert layer_bytes(sliding, 48, "bf16", block_size=16) == 16 * per_token
+    assert layer_bytes(layer(), 17, "bf16", block_size=16) == layer_bytes(layer(), 32, "bf16")
+
+
+def test_mla_latent_is_whole_on_every_rank():
+    deepseek = model("deepseek-ai/DeepSeek-V3")
+    sized = size(deepseek, 4096, tp=8)
+    assert sized.kv_bytes_per_rank == sized.kv_bytes == 4096 * 70_272
+
+
+def test_marginal_token_past_the_window_is_free():
+    mistral = model("mistralai/Mistral-7B-v0.1")
+    assert kv_bytes_per_token(mistral, 4096, "bf16") == 131_072
+    assert kv_bytes_per_token(mistral, 4097, "bf16") == 0
+
+
+def test_marginal_token_pays_for_the_scale_group_it_opens():
+    spec = ModelSpec("toy", (layer(heads=(2, 1), width=(64, None)),), 2, 1, 64)
+    assert [kv_bytes_per_token(spec, n, "int8/block16") for n in (1, 2, 16, 17)] == [136, 128, 128, 136]
+
+
+def test_crossover_is_none_where_it_is_unknown_or_never_comes():
+    assert crossover_tokens(replace(QWEN, params=None)) is None
+    assert crossover_tokens(model("mistralai/Mistral-7B-v0.1")) is None
+    assert crossover_tokens(QWEN, dtype_bytes=1) == 443_763 // 2
+    assert crossover_tokens(replace(QWEN, params=1)) == 0
+
+
+def test_size_reports_the_whole_batch():
+    sized = size(K3, 131072, batch_size=4, tp=8)
+    assert sized.kv_bytes == 4 * 131072 * 27_648 and sized.state_bytes == 4 * 434_110_464
+    assert sized.kv_bytes_per_token == 27_648 and sized.weight_bytes is None
+    assert (sized.kind, sized.method) == ("modelled", "formula:layer_bytes") and sized.note.startswith("exact")
+    assert list(asdict(sized))[:10] == ["model", "kv_len", "batch_size", "kv_format", "tp", "kv_bytes",
+                                        "kv_bytes_per_token", "state_bytes", "weight_bytes", "article_formula_bytes"]
+
+
+def test_approximate_models_are_never_called_exact():
+    sized = size(model("deepseek-ai/DeepSeek-V4-Flash"), 131072)
+    assert sized.kind == "modelled" and sized.note.startswith("approximate: ") and "indexer" in sized.note
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, True])
+@pytest.mark.parametrize("field", ["kv_len", "batch_size", "tp"])
+def test_lengths_must_be_positive_whole_numbers(field, bad):
+    with pytest.raises(ValueError, match=f"{field}={bad!r} must be a whole number of at least 1"):
+        size(QWEN, **{"kv_len": 16, field: bad})
+
+
+@pytest.mark.parametrize("function", [kv_bytes, kv_bytes_per_token])
+def test_zero_length_is_refused_everywhere(function):
+    with pytest.raises(ValueError, match="kv_len=0"):
+        function(QWEN, 0, "bf16")
+    with pytest.raises(ValueError, match="kv_len=0"):
+        article_formula_bytes(QWEN, 0)
+
+
+def test_tp_that_does_not_fit_lists_what_does():
+    with pytest.raises(ValueError, match="tp=3 .*allowed tp: 1, 2, 4, 8, 16, 32, 64$"):
+        size(QWEN, 16, tp=3)
+    with pytest.raises(ValueError, match="allowed tp: 1, 71$"):
+        size(model("tiiuae/falcon-7b"), 16, tp=2)
+    with pytest.raises(ValueError, match="allowed tp: 1, 2, 5, 10, 20, 40$"):      # 4 divides 40 heads, but not 10
+        size(model("microsoft/phi-4"), 16, tp=4)
+
+
+def test_unknown_format_names_a_near_one():
+    with pytest.raises(KeyError, match="Did you mean 'bf16'"):
+        size(QWEN, 16, kv_format="bf61")
+
+
+def test_a_block_may_not_split_a_scale_group():
+    with pytest.raises(ValueError, match="block_size=8 splits .* multiple of 16"):
+        layer_bytes(layer(), 16, "int8/block16", block_size=8)
+
+
+# --- laws ----------------------------------------------------------------------------------------------------------
+
+@given(st.sampled_from(list(models().values())), lengths, st.integers(1, 64), formats)
+def test_size_is_linear_in_the_batch(spec, kv_len, batch_size, fmt):
+    one, many = size(spec, kv_len, 1, fmt), size(spec, kv_len, batch_size, fmt)
+    for name in ("kv_bytes", "state_bytes", "article_formula_bytes", "kv_bytes_per_rank"):
+        assert getattr(many, name) == batch_size * getattr(one, name)
+    assert many.kv_bytes_per_token == one.kv_bytes_per_token
+
+
+@given(st.sampled_from(["full", "mla"]), lengths, st.integers(1, 500), formats)
+def test_growing_layers_grow(kind, kv_len, more, fmt):
+    group = layer(kind, heads=(8, 1), width=(576, 512))
+    assert layer_bytes(group, kv_len, fmt) < layer_bytes(group, kv_len + more, fmt)
+
+
+@given(lengths, st.integers(0, 500), st.integers(1, 1000), st.sampled_from(FORMATS[:4]))
+def test_a_window_grows_and_then_stays(kv_len, more, window, fmt):
+    group = layer("sliding", window=window)
+    assert layer_bytes(group, kv_len, fmt) <= layer_bytes(group, kv_len + more, fmt)
+    assert layer_bytes(group, kv_len, fmt) == layer_bytes(layer(), min(kv_len, window), fmt)
+
+
+@given(st.sampled_from(["sliding", "chunked"]), lengths, st.integers(1, 1000), formats, heads, widths)
+def test_windows_and_chunks_never_exceed_full(kind, kv_len, window, fmt, heads, widths):
+    group = layer(kind, heads, widths, window)
+    assert 0 < layer_bytes(group, kv_len, fmt) <= layer_bytes(replace(group, kind="full"), kv_len, fmt)
+
+
+@given(lengths, formats, st.sampled_from([1, 2, 4, 8, 16, 32, 64]), widths)
+def test_gqa_is_mha_divided_by_the_group_ratio(kv_len, fmt, ratio, width):
+    mha, gqa = layer(heads=(64, 64), width=width), layer(heads=(64, 64 // ratio), width=width)
+    assert layer_bytes(gqa, kv_len, fmt) * ratio == layer_bytes(mha, kv_len, fmt)
+
+
+@given(lengths, formats, st.sampled_from([1, 2, 4, 8, 16, 32, 64]), st.sampled_from([1, 2, 4, 8, 16, 32, 64]))
+def test_ranks_together_hold_every_copy(kv_len, fmt, tp, num_kv_heads):
+    group = layer(heads=(64, num_kv_heads))
+    whole, rank = layer_bytes(group, kv_len, fmt), layer_bytes(group, kv_len, fmt, tp)
+    assert rank * tp == whole * tp_replication(num_kv_heads, tp) >= whole
+
+
+@given(lengths, formats, st.sampled_from([16, 32, 128]), st.sampled_from(["full", "sliding", "chunked"]))
+def test_whole_blocks_cost_less_than_two_blocks_more(kv_len, fmt, block_size, kind):
+    group = layer(kind, window=None if kind == "full" else 100)
+    own, allocated = layer_bytes(group, kv_len, fmt), layer_bytes(group, kv_len, fmt, block_size=block_size)
+    assert own <= allocated < own + 2 * layer_bytes(layer(), block_size, fmt)
+
+
+@given(st.sampled_from(list(models().values())), st.integers(2, 5000), formats)
+def test_marginal_bytes_add_up_where_nothing_is_dropped(spec, kv_len, fmt):
+    spec = replace(spec, layers=tuple(g for g in spec.layers if g.window is None or kv_len <= g.window) or QWEN.layers)
+    assert kv_bytes(spec, kv_len, fmt) - kv_bytes(spec, kv_len - 1, fmt) == kv_bytes_per_token(spec, kv_len, fmt)
+
+
+@given(lengths, formats, heads, widths)
+def test_a_full_layer_is_exactly_what_the_format_stores(kv_len, fmt, heads, widths):
+    group = layer("full", heads, widths)
+    assert layer_bytes(group, kv_len, fmt) == kv_format(fmt).nbytes(kv_len, group.shape)

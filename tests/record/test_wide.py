@@ -1,0 +1,88 @@
+"""One line per case; kinds side by side; nothing silently dropped."""
+from dataclasses import asdict
+
+import pandas as pd
+
+from kvlab.record.reading import CONTEXT, Reading, missing, table
+from kvlab.record.wide import wide
+
+
+def row(case_id, *reading, variant="sdpa", run_id="r", **fields):
+    context = {name: fields.pop(name) for name in list(fields) if name in CONTEXT}
+    reading = reading[0] if isinstance(reading[0], Reading) else Reading(*reading, **fields)
+    return {"run_id": run_id, "comparison_id": "c", "case_id": case_id, "variant": variant, **context,
+            **asdict(reading)}
+
+
+def test_one_line_per_case_with_kinds_and_intervals():
+    lines = wide(table([
+        row("b", "latency_s", 0.25, "s", "measured", low=0.2, high=0.3, kv_len=4096),
+        row("b", "ideal_bytes", 100, "B", "modelled", kv_len=4096),
+        row("a", "latency_s", 0.5, "s", "measured", variant="naive", kv_len=8192),
+    ]))
+    assert list(lines.columns) == [*CONTEXT, "latency_s", "latency_s_kind", "latency_s_low", "latency_s_high",
+                                   "ideal_bytes", "ideal_bytes_kind"]
+    assert list(lines.case_id) == ["b", "a"] and list(lines.variant) == ["sdpa", "naive"]    # order of appearance
+    assert list(lines.kv_len) == [4096, 8192] and str(lines.kv_len.dtype) == "Int64"
+    assert list(lines.latency_s) == [0.25, 0.5] and list(lines.latency_s_kind) == ["measured", "measured"]
+    assert lines.latency_s_low[0] == 0.2 and lines.latency_s_high[0] == 0.3 and pd.isna(lines.latency_s_low[1])
+    assert lines.ideal_bytes[0] == 100 and pd.isna(lines.ideal_bytes[1]) and pd.isna(lines.ideal_bytes_kind[1])
+
+
+def test_the_strongest_kind_takes_the_name_and_the_others_stand_beside_it():
+    lines = wide(table([
+        row("a", "hbm_bytes", 3, "B", "modelled", low=2, high=4), row("a", "hbm_bytes", 1, "B", "measured"),
+        row("a", "hbm_bytes", 2, "B", "quoted"), row("b", "hbm_bytes", 5, "B", "modelled"),
+    ])).set_index("case_id")
+    assert (lines.hbm_bytes["a"], lines.hbm_bytes_kind["a"]) == (1, "measured")
+    assert (lines.hbm_bytes_modelled["a"], lines.hbm_bytes_quoted["a"]) == (3, 2)
+    assert (lines.hbm_bytes_modelled_low["a"], lines.hbm_bytes_modelled_high["a"]) == (2, 4)
+    assert (lines.hbm_bytes["b"], lines.hbm_bytes_kind["b"]) == (5, "modelled")       # the strongest there is
+    assert pd.isna(lines.hbm_bytes_modelled["b"])
+    assert not {"hbm_bytes_modelled_kind", "hbm_bytes_low", "hbm_bytes_measured"} & set(lines.columns)
+
+
+def test_rows_of_one_kind_are_numbered():
+    lines = wide(table(row("a", "power", value, "W", "measured", method=method)
+                       for value, method in [(1, "sensor"), (2, "counter"), (3, "derived")]))
+    assert (lines.power[0], lines.power_measured[0], lines.power_measured_2[0]) == (1, 2, 3)
+
+
+def test_a_missing_reading_shows_only_where_nothing_is_stronger():
+    lines = wide(table([
+        row("a", missing("power", "W", "no sensor")), row("a", "power", 7, "W", "modelled"),
+        row("b", missing("power", "W", "no sensor")),
+    ]))
+    assert list(lines.power_kind) == ["modelled", "missing"]
+    assert lines.power[0] == 7 and pd.isna(lines.power[1]) and "power_missing" not in lines
+
+
+def test_a_row_about_the_comparison_is_a_line_of_its_own():
+    lines = wide(table([
+        row("a", "latency_s", 1, "s", "measured"),
+        row("c", "read_ceiling", 9, "B/s", "measured", variant="", scope="comparison"),
+    ]))
+    assert list(lines.variant) == ["sdpa", ""]
+    assert pd.isna(lines.read_ceiling[0]) and lines.read_ceiling[1] == 9 and pd.isna(lines.latency_s[1])
+
+
+def test_a_context_column_that_varies_within_a_case_is_blank_there():
+    lines = wide(table([
+        row("a", "x", 1, "s", "measured", model="m", threads=1), row("a", "y", 1, "s", "measured", threads=2),
+        row("b", "x", 1, "s", "measured", model="m", threads=1),
+    ]))
+    assert list(lines.model) == ["m", "m"]                               # blank in one row is no contradiction
+    assert pd.isna(lines.threads[0]) and lines.threads[1] == 1
+
+
+def test_runs_stay_apart_and_other_keys_may_be_chosen():
+    rows = table([row("a", "latency_s", 1, "s", "measured", run_id="r1"),
+                  row("a", "latency_s", 2, "s", "measured", run_id="r2")])
+    assert list(wide(rows).latency_s) == [1, 2]
+    together = wide(rows, on=("case_id",))
+    assert (together.latency_s[0], together.latency_s_measured[0], together.run_id[0]) == (1, 2, "")
+
+
+def test_an_empty_table_has_no_lines():
+    lines = wide(table([]))
+    assert list(lines.columns) == list(CONTEXT) and len(lines) == 0
