@@ -12,6 +12,7 @@ _LAZY = {
     "trial": "kvlab.attention", "Reading": "kvlab.record.reading", "wide": "kvlab.record.wide",
     "read_table": "kvlab.record.store", "model": "kvlab.catalog.models", "gpu": "kvlab.catalog.gpus",
     "size": "kvlab.kv.sizing", "measure": "kvlab.api", "run": "kvlab.api", "figure": "kvlab.api",
+    "findings": "kvlab.api", "reference": "kvlab.api",
 }
 __all__ = ["__version__", *_LAZY]
 

@@ -45,6 +45,26 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
     return table
 
 
+def findings(table: pd.DataFrame) -> pd.DataFrame:
+    """What a study's result table says, in words: name, sentence, value, unit, interval and kind, one line each."""
+    import pandas as pd
+
+    from kvlab.studies._run import Finding, studies
+    names = [name for name in table["study"].unique() if hasattr(studies[name], "findings")]
+    found = [finding for name in names for finding in studies[name].findings(table[table["study"] == name])]
+    return pd.DataFrame(found, columns=Finding._fields)
+
+
+def reference(study: str) -> Path:
+    """The verified results of a study that ship with kvlab; KeyError where it ships none."""
+    from kvlab.catalog import data_dir
+    from kvlab.registry import no_such
+    shipped = {path.stem: path for path in (data_dir() / "reference").glob("*.parquet")}
+    if study not in shipped:
+        raise no_such("reference run", study, shipped)
+    return shipped[study]
+
+
 def figure(name: str, run: pd.DataFrame | Path | str | None = None, *, out: Path | str | None = None,
            formats: Sequence[str] = ("png", "pdf")):
     """Draw a figure from stored rows; returns the matplotlib Figure, or with `out` the files written.

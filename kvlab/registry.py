@@ -13,10 +13,13 @@ from types import ModuleType
 
 
 def no_such(what: str, name: str, known: Iterable[str]) -> KeyError:
-    """The error for an unknown name: what was given, the nearest known one, and all of them."""
+    """The error for an unknown name: what was given, the nearest known ones, and all of them if they fit a line."""
     known = sorted(known)
-    near = difflib.get_close_matches(str(name), known, 1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), known, 3, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
+    if len(known) > 30:
+        others = f" (or {', '.join(near[1:])})" if near[1:] else ""
+        return KeyError(f"no {what} named {name!r}.{hint}{others} All {len(known)} are listed by: kvlab ls {what}s")
     return KeyError(f"no {what} named {name!r}.{hint} Known: {', '.join(known)}")
 
 

@@ -155,7 +155,8 @@ class LayerSpec:
             raise ValueError(f"a {self.kind} layer needs a window")
         if self.state_bytes < 0:
             raise ValueError(f"state_bytes={self.state_bytes} must be at least 0")
-        self.shape                                          # heads that do not fit are refused here, not at first use
+        if self.kind != "linear":
+            AttentionShape(self.num_q_heads, self.num_kv_heads, self.head_dim, self.v_head_dim)   # refuses wrong heads
 
     @property
     def shape(self) -> AttentionShape | None:

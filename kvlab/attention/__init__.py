@@ -6,12 +6,14 @@ from kvlab.attention._base import (
     Trial,
     Variant,
     VariantRef,
+    contiguous_only,
     ideal_traffic,
+    least_cost,
     reference,
     trial,
     useful_flops,
     variants,
 )
 
-__all__ = ["Comparison", "Cost", "Inputs", "Trial", "Variant", "VariantRef", "ideal_traffic", "reference", "trial",
-           "useful_flops", "variants"]
+__all__ = ["Comparison", "Cost", "Inputs", "Trial", "Variant", "VariantRef", "contiguous_only", "ideal_traffic",
+           "least_cost", "reference", "trial", "useful_flops", "variants"]

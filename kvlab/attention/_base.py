@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -83,10 +83,14 @@ class VariantRef:
         knobs = () if kind is variant or not is_dataclass(variant) else tuple(
             (f.name, getattr(variant, f.name)) for f in fields(variant)
             if f.init and getattr(variant, f.name) != f.default)
+        for knob, value in knobs:
+            if not isinstance(value, int | float | str | bool | None):
+                raise ValueError(f"{kind.__name__}({knob}={value!r}): a knob must be a number, a string, a bool or "
+                                 "None, so that a row can be run again from its text")
         if kind.__module__.startswith("kvlab.attention."):
             return cls(kind.name, knobs)
         source = getattr(inspect.getmodule(kind), "__file__", None)
-        if source and kind.__module__ != "__main__":
+        if source and kind.__module__ != "__main__" and "." not in kind.__qualname__:
             return cls(f"{_relative(source)}:{kind.__qualname__}", knobs)
         _local[kind.__qualname__] = kind
         return cls(f"cell:{kind.__qualname__}", knobs)
@@ -100,24 +104,11 @@ class VariantRef:
     def source_file(self) -> Path | None:
         return Path(self.ref.rpartition(":")[0]) if ".py:" in self.ref else None
 
-    @cache
     def load(self) -> Variant:
-        """The variant itself. Runs the user's module, once in a process, where the reference names a file."""
+        """The variant itself. Runs the user's module where the reference names a file, anew when that file changed."""
         if self.in_process:
-            kind = _local[self.ref.removeprefix("cell:")]
-        elif self.source_file:
-            module, name = load_file(self.source_file), self.ref.rpartition(":")[2]
-            kind = getattr(module, name, None)
-            if kind is None:
-                raise KeyError(f"no class {name!r} in {self.source_file}")
-        else:
-            kind = variants[self.ref]
-        variant = kind(**dict(self.knobs))
-        missing = [m for m in ("why_not", "prepare", "cost") if not callable(getattr(variant, m, None))]
-        if missing or not isinstance(getattr(variant, "name", None), str):
-            raise TypeError(f"{self.ref} is not a variant: it needs a name and the methods why_not, prepare, cost "
-                            f"(missing: {', '.join(missing) or 'name'})")
-        return variant
+            return _made(self, _local[self.ref.removeprefix("cell:")])
+        return _loaded(self, self.source_file.stat().st_mtime_ns if self.source_file else 0)
 
     @property
     def default_layout(self) -> Layout:
@@ -126,19 +117,42 @@ class VariantRef:
             return getattr(self.load(), "default_layout", Layout())
         for line in _class_in(self.ref).body:
             targets = [line.target] if isinstance(line, ast.AnnAssign) else getattr(line, "targets", [])
-            if any(getattr(t, "id", "") == "default_layout" for t in targets) and isinstance(line.value, ast.Call):
+            given = getattr(line, "value", None)
+            if given is not None and any(getattr(t, "id", "") == "default_layout" for t in targets):
                 try:
-                    return Layout(*map(ast.literal_eval, line.value.args),
-                                  **{k.arg: ast.literal_eval(k.value) for k in line.value.keywords})
+                    if not isinstance(given, ast.Call):
+                        raise ValueError(f"got {ast.unparse(given)}")
+                    return Layout(*map(ast.literal_eval, given.args),
+                                  **{k.arg: ast.literal_eval(k.value) for k in given.keywords})
                 except (ValueError, TypeError) as error:
-                    raise ValueError(f"default_layout of {self.ref} must be Layout(…) of plain values: {error}") from None
+                    raise ValueError(f"default_layout of {self.ref} must be a Layout of plain values: "
+                                     f"{error}") from None
         return Layout()
 
     @property
     def label(self) -> str:
         """What tables and figures show: the registry name or the class's name, with the knobs that were changed."""
-        name = self.ref.rpartition(":")[2]
+        name = self.ref.rpartition(":")[2].rpartition(".")[2]
         return name + (f"({', '.join(f'{k}={v}' for k, v in self.knobs)})" if self.knobs else "")
+
+
+@cache
+def _loaded(ref: VariantRef, changed_ns: int) -> Variant:
+    if not ref.source_file:
+        return _made(ref, variants[ref.ref])
+    module, name = load_file(ref.source_file), ref.ref.rpartition(":")[2]
+    if not isinstance(getattr(module, name, None), type):
+        raise KeyError(f"no class {name!r} in {ref.source_file}")
+    return _made(ref, getattr(module, name))
+
+
+def _made(ref: VariantRef, kind: type) -> Variant:
+    variant = kind(**dict(ref.knobs))
+    missing = [m for m in ("why_not", "prepare", "cost") if not callable(getattr(variant, m, None))]
+    if missing or not isinstance(getattr(variant, "name", None), str):
+        raise TypeError(f"{ref.ref} is not a variant: it needs a name and the methods why_not, prepare, cost "
+                        f"(missing: {', '.join(missing) or 'name'})")
+    return variant
 
 
 def _class_in(ref: str) -> ast.ClassDef:
@@ -183,6 +197,7 @@ class Trial:
     replica: int = 0
 
     def __post_init__(self):
+        kv_format(self.kv_format)                                    # raises for an unknown format, by name
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r}; allowed: {', '.join(DTYPES)}")
         if self.data not in ("gaussian", "outlier"):
@@ -205,7 +220,7 @@ class Trial:
     def itemsize(self) -> int:
         return DTYPES[self.dtype][1]
 
-    @property
+    @cached_property
     def case_id(self) -> str:
         return digest(asdict(self))
 
@@ -242,9 +257,7 @@ def trial(variant, workload: Workload, *, kv_format: str | None = None, layout: 
     dtype = dtype or ("bf16" if device.startswith("cuda") else "fp32")
     if layout is None:
         layout = ref.default_layout
-    made = Trial(ref, workload, kv_format or dtype, layout, dtype, device=device, **rest)
-    made.format                                                      # an unknown format is refused here, by name
-    return made
+    return Trial(ref, workload, kv_format or dtype, layout, dtype, device=device, **rest)
 
 
 @dataclass(eq=False)
@@ -303,7 +316,7 @@ class Comparison:
     def device(self) -> str:
         return self.trials[0].device
 
-    @property
+    @cached_property
     def comparison_id(self) -> str:
         return digest(asdict(self))
 
@@ -320,9 +333,15 @@ class Comparison:
 
     def nbytes(self, copies: int) -> int:
         """Bytes that inputs(copies) will allocate, the originals of copy 0 and the oracle's fp64 copies included."""
-        s = self.workload.shape
-        fp32 = 4 * sum(self.workload.kv_lens) * s.num_kv_heads * (s.head_dim + s.v_dim)
-        return copies * sum(self.cache_bytes().values()) + 4 * fp32
+        w, s, stored = self.workload, self.workload.shape, 0
+        for name, layout in self.cache_bytes():
+            fmt = kv_format(name)
+            block_size = layout.block_size or _longest_block(w, fmt)
+            blocks = sum(-(-n // block_size) for n in w.kv_lens) + (layout.block_size is not None)      # the null block
+            stored += blocks * fmt.nbytes(block_size, s)
+        q = sum(w.q_lens) * s.num_q_heads * s.head_dim * self.trials[0].itemsize
+        fp32 = 4 * sum(w.kv_lens) * s.num_kv_heads * (s.head_dim + s.v_dim)
+        return copies * (stored + q) + 4 * fp32
 
     def inputs(self, copies: int = 1) -> dict[tuple[str, Layout], list[Inputs]]:
         """The tensors of every (kv_format, layout), built once and shared by the variants; copy i has seed + i."""
@@ -338,7 +357,7 @@ class Comparison:
 
 
 def originals(trial: Trial, seed: int) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
-    """q of the batch, and k, v of each sequence before encoding (v None where it is a view of k), in the trial's dtype."""
+    """q of the batch, and k, v of each sequence before encoding, in the trial's dtype; v is None if a view of k."""
     import torch
     w, s = trial.workload, trial.workload.shape
     generator = torch.Generator(trial.device).manual_seed(seed)
@@ -359,12 +378,17 @@ def originals(trial: Trial, seed: int) -> tuple[Tensor, list[Tensor], list[Tenso
     return q_TQD, k, v
 
 
+def _longest_block(workload: Workload, fmt: KVFormat) -> int:
+    """Slots of the one block that a contiguous layout gives each sequence: room for the longest, in whole groups."""
+    group = fmt.token_group(workload.shape)
+    return -(-max(workload.kv_lens) // group) * group
+
+
 def _encode(trial: Trial, fmt: KVFormat, layout: Layout, q_TQD, k, v, seed: int) -> Inputs:
     import torch
     w = trial.workload
     tables, num_blocks = block_tables(w, layout, seed)
-    group = fmt.token_group(w.shape)
-    block_size = layout.block_size or -(-max(w.kv_lens) // group) * group
+    block_size = layout.block_size or _longest_block(w, fmt)
     cache = KVCache(w.shape, fmt, num_blocks, block_size, order=layout.order, device=trial.device)
     for table, k_SKD, v_SKD in zip(tables, k, v):
         cache.write(fmt.encode(k_SKD, v_SKD), table)
@@ -415,7 +439,9 @@ def ideal_traffic(workload: Workload, fmt: KVFormat, itemsize: int) -> Cost:
     Independent of variant and layout: a shared prefix counts once, scales count, tokens outside the window do not.
     """
     s = workload.shape
-    tokens, prefix = sum(workload.q_lens), workload.shared_prefix
+    tokens = sum(workload.q_lens)
+    # only whole groups are shared: one that holds a sequence's own tokens has its own scale, and so its own codes
+    prefix = workload.shared_prefix - workload.shared_prefix % fmt.token_group(s)
     firsts = [workload.first_visible(b) for b in range(workload.batch_size)]
     kv = sum(fmt.nbytes(n, s, first=min(n, max(first, prefix))) for n, first in zip(workload.kv_lens, firsts))
     if prefix > min(firsts):

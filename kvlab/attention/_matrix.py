@@ -1,4 +1,4 @@
-"""The cells on which a variant must agree with the oracle: shapes, lengths, formats and layouts, small enough for CI."""
+"""The cells on which a variant must agree with the oracle: shapes, lengths, formats, layouts, all small."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -29,7 +29,8 @@ LAYOUTS = (Layout(), Layout(order="token"), Layout(16), Layout(16, "random"), La
            Layout(16, "random", share_prefix=True))
 
 
-def cells(ref: VariantRef, *, device: str = "cpu", dtypes: tuple[str, ...] = ("fp32",)) -> Iterator[tuple[str, Comparison]]:
+def cells(ref: VariantRef, *, device: str = "cpu",
+          dtypes: tuple[str, ...] = ("fp32",)) -> Iterator[tuple[str, Comparison]]:
     """(what the cell is about, a comparison of one trial) for every workload, format, layout and dtype."""
     for name, workload in WORKLOADS.items():
         for layout in LAYOUTS:

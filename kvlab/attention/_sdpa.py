@@ -26,7 +26,8 @@ def per_sequence(trial, inputs, attend):
     def together():
         cache = inputs.cache
         k, v = inputs.decode(cache.by_head(cache.k_arrays), cache.by_head(cache.v_arrays), S, first)
-        return attend(inputs.q_TQD.view(w.batch_size, T, *inputs.q_TQD.shape[1:]), k, v, masks[0], square(0)).flatten(0, 1)
+        q_BTQD = inputs.q_TQD.view(w.batch_size, T, *inputs.q_TQD.shape[1:])
+        return attend(q_BTQD, k, v, masks[0], square(0)).flatten(0, 1)
 
     def one_by_one():
         out = []

@@ -71,7 +71,7 @@ class Flash:
         """K and V are read once per tile of queries; of the masked cells only those in a diagonal tile are computed."""
         w, s = trial.workload, trial.workload.shape
         cost, flops = least_cost(trial, cache_bytes), 0
-        for q_len, kv_len in zip(w.q_lens, w.kv_lens):
+        for b, (q_len, kv_len) in enumerate(zip(w.q_lens, w.kv_lens)):
             per_token = s.num_kv_heads * (s.head_dim + (0 if s.v_in_k else s.v_dim)) * trial.itemsize
             seen = 0
             for start in range(0, q_len, self.q_tile):
@@ -80,7 +80,8 @@ class Flash:
                 begin = 0 if s.window is None else max(0, kv_len - q_len + start + 1 - s.window)
                 seen += end - begin
                 flops += 2 * s.num_q_heads * (s.head_dim + s.v_dim) * rows * (end - begin)
-            again = (seen - kv_len) * per_token
-            if again > 0 and kv_len * per_token > cache_bytes:
+            visible = kv_len - w.first_visible(b)
+            again = (seen - visible) * per_token
+            if again > 0 and visible * per_token > cache_bytes:
                 cost = cost.plus(read=again)
         return cost._replace(executed_flops=flops)

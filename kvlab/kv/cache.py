@@ -33,7 +33,7 @@ class Layout:
     share_prefix: bool = False
 
     def __post_init__(self):
-        if self.block_size is not None and (not isinstance(self.block_size, int) or self.block_size < 1):
+        if self.block_size is not None and (type(self.block_size) is not int or self.block_size < 1):
             raise ValueError(f"block_size={self.block_size!r} must be a whole number of at least 1, or None")
         if self.page_order not in ("in_order", "random"):
             raise ValueError(f"page_order={self.page_order!r}; allowed: in_order, random")
@@ -83,7 +83,11 @@ class KVCache:
     def __init__(self, shape: AttentionShape, fmt: KVFormat, num_blocks: int, block_size: int, *,
                  order: str = "head", device: str = "cpu"):
         import torch
-        self.shape, self.format, self.num_blocks, self.block_size, self.order = shape, fmt, num_blocks, block_size, order
+        group = fmt.token_group(shape)
+        if block_size < 1 or block_size % group:
+            raise ValueError(f"block_size={block_size} must be a multiple of {fmt.name}'s token group ({group})")
+        self.shape, self.format, self.order = shape, fmt, order
+        self.num_blocks, self.block_size = num_blocks, block_size
 
         def storage(component):
             rows = -(-block_size // component.tokens)
@@ -106,6 +110,7 @@ class KVCache:
     def write(self, packed: Packed, block_table: list[int]) -> None:
         """Put a whole encoded sequence into its blocks; the block table's blocks are filled in order."""
         self._check(block_table, packed.kv_len)
+        self._fits(packed)
         for arrays, parts in ((self.k_arrays, packed.k), (self.v_arrays, packed.v)):
             for target_NKRW, part_KSW in zip(self.by_head(arrays), parts):
                 rows = target_NKRW.shape[2]
@@ -121,11 +126,13 @@ class KVCache:
         group = self.format.token_group(self.shape)
         start = kv_len - kv_len % group
         if start < kv_len:
-            old_k, old_v = self.format.decode(self.gather(block_table, kv_len), self.shape, k_TKD.dtype)
+            # in fp32, whatever the dtype of the new tokens: a narrower one would round, or overflow, what is stored
+            old_k, old_v = self.format.decode(self.gather(block_table, kv_len), self.shape, torch.float32)
             k_TKD = torch.cat([old_k[start:], k_TKD])
             v_TKD = None if v_TKD is None else torch.cat([old_v[start:], v_TKD])
         packed = self.format.encode(k_TKD, v_TKD)
         self._check(block_table, start + packed.kv_len)
+        self._fits(packed)
         k_parts, v_parts = self.format.components(self.shape)
         for arrays, parts, components in ((self.k_arrays, packed.k, k_parts), (self.v_arrays, packed.v, v_parts)):
             for target_NKRW, part_KSW, component in zip(self.by_head(arrays), parts, components):
@@ -145,10 +152,20 @@ class KVCache:
                 for a, c in zip(self.by_head(arrays), components)))
         return Packed(sides[0], sides[1], kv_len)
 
+    def _fits(self, packed: Packed) -> None:
+        """Refuse arrays of another format or shape, which assignment would cast or spread over the heads unasked."""
+        ours = [(self.shape.num_kv_heads, c.rows(packed.kv_len), c.width, torch_dtype(c.dtype))
+                for side in self.format.components(self.shape) for c in side]
+        given = [(*array.shape, array.dtype) for array in packed.k + packed.v]
+        if given != ours:
+            raise ValueError(f"arrays {given} do not fit this cache of {self.format.name}, whose arrays are {ours}; "
+                             "encode with the cache's own format and shape")
+
     def _check(self, block_table: list[int], tokens: int) -> None:
         if len(block_table) * self.block_size < tokens:
-            raise IndexError(f"block table of {len(block_table)} blocks of {self.block_size} holds "
-                             f"{len(block_table) * self.block_size} tokens, {tokens} needed; allocate more blocks first")
+            room = len(block_table) * self.block_size
+            raise IndexError(f"block table of {len(block_table)} blocks of {self.block_size} holds {room} tokens, "
+                             f"{tokens} needed; allocate more blocks first")
         wrong = [i for i in block_table if not 0 <= i < self.num_blocks]
         if wrong:
             raise IndexError(f"block id {wrong[0]} in the block table is out of range; this cache has blocks "
@@ -156,5 +173,8 @@ class KVCache:
 
 
 def slot_mapping(block_table: list[int], block_size: int, first: int, count: int) -> list[int]:
-    """Slot (block id * block_size + offset) of each of the tokens first … first + count."""
+    """Slot (block id * block_size + offset) of each of the tokens first … first + count - 1."""
+    if first < 0 or first + count > len(block_table) * block_size:
+        raise IndexError(f"tokens {first} … {first + count - 1} lie outside a block table of {len(block_table)} blocks "
+                         f"of {block_size}; allocate more blocks first")
     return [block_table[t // block_size] * block_size + t % block_size for t in range(first, first + count)]

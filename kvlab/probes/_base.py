@@ -36,6 +36,7 @@ class Probe(Protocol):
 
 
 probes = Registry("probe", "kvlab.probes", attribute="name")
+MOST_COPIES = 1000              # of inputs; more than these take seconds to make, for calls of a few KiB
 
 
 class Broken(Exception):
@@ -46,7 +47,8 @@ class Broken(Exception):
 class Watch:
     """What the process that runs a comparison is told, and tells.
 
-    at: told which trial is about to run in which probe, so that a crash of the process can be laid at its door.
+    at: told which trial is about to run in which probe, so that a crash of the process can be laid at its door;
+    case_id "" means that kvlab's own code runs.
     failures: case_id -> (status, error) of trials that must not be run (again): they brought an earlier process down.
     """
     at: Callable[[str, str], None] = lambda case_id, stage: None
@@ -71,7 +73,9 @@ class Bench:
     @contextmanager
     def on(self, trial: Trial) -> Iterator[None]:
         """Run a trial's own code: whatever it raises makes that trial `failed` (or `oom`) and leaves the rest alone."""
+        import torch
         self.watch.at(trial.case_id, self.stage)
+        torch.set_num_threads(trial.threads)                        # the trial before may have changed it
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -92,11 +96,14 @@ class Bench:
     def check(self, trial: Trial, output: Tensor, expected: Tensor, tolerance: float,
               rows: Tensor | None = None) -> float:
         """Relative L2 distance of an output from the oracle's; raises Broken where it is wrong in any way."""
+        import torch
         w = self.comparison.workload
         shape = (sum(w.q_lens), w.shape.num_q_heads, w.shape.v_dim)
-        if tuple(getattr(output, "shape", ())) != shape:
-            raise Broken(f"returned shape {tuple(getattr(output, 'shape', ()))}, must be (query tokens, query heads, "
-                         f"v_head_dim) = {shape}")
+        if type(output) is not torch.Tensor:                        # a subclass may put the work off until it is read
+            raise Broken(f"returned {type(output).__name__}, must be a plain torch.Tensor")
+        if tuple(output.shape) != shape:
+            raise Broken(f"returned shape {tuple(output.shape)}, must be (query tokens, query heads, v_head_dim) = "
+                         f"{shape}")
         if output.dtype != trial.torch_dtype:
             raise Broken(f"returned {output.dtype}, must be {trial.torch_dtype}")
         got = (output if rows is None else output[rows]).double()
@@ -108,13 +115,21 @@ class Bench:
         return error
 
 
+def room_on(device: str) -> tuple[int, int]:
+    """(free bytes of the device's memory, bytes of the cache in front of it: a CPU's last level, a GPU's L2)."""
+    if not device.startswith("cuda"):
+        return free_memory(), last_level_cache()[0]
+    import torch
+    return torch.cuda.mem_get_info(device)[0], torch.cuda.get_device_properties(device).L2_cache_size
+
+
 def rotation(smallest: int, all_of: int, cache: int, free: int) -> int:
     """Input copies so that a call finds none of its K/V in the cache: ceil(5 · cache / bytes) + 1.
 
-    smallest: bytes of one copy in the smallest format; all_of: of one copy in all formats. Capped so that the
-    copies take half of the free memory at most. Source: FlashInfer's rotating buffers.
+    smallest: bytes of one copy in the smallest format; all_of: of one copy in all formats. At most MOST_COPIES, and
+    so many that they take half of the free memory. Source: FlashInfer's rotating buffers.
     """
-    return max(1, min(-(-5 * cache // smallest) + 1, free // 2 // all_of))
+    return max(1, min(-(-5 * cache // smallest) + 1, free // 2 // all_of, MOST_COPIES))
 
 
 def in_order(chosen: Sequence[Probe]) -> list[Probe]:
@@ -139,11 +154,11 @@ def measure(comparison: Comparison, chosen: Sequence[Probe] | None = None, *, ar
     """
     import torch
     chosen = in_order([probes[name]() for name in probes] if chosen is None else chosen)
-    bench = _open(comparison, chosen, artifacts, watch or Watch())
     threads = torch.get_num_threads()
     torch.set_num_threads(comparison.trials[0].threads)
     try:
         with torch.no_grad():
+            bench = _open(comparison, chosen, artifacts, watch or Watch())
             for probe in chosen:
                 bench.stage = probe.name
                 _run(probe, bench)
@@ -163,7 +178,7 @@ def _open(comparison, chosen, artifacts, watch) -> Bench:
         try:
             why = trial.why_not()
         except (Exception, SystemExit) as error:
-            bench.failures[trial] = ("failed", f"{type(error).__name__}: {error}")
+            bench.fail(trial, error)
             continue
         if why:
             bench.failures[trial] = ("skipped", why)
@@ -172,34 +187,37 @@ def _open(comparison, chosen, artifacts, watch) -> Bench:
     if not bench.trials:
         return bench
     runnable = Comparison(tuple(bench.trials))
-    free, (cache, _) = free_memory(), last_level_cache()
+    free, cache = room_on(comparison.device)
     copies = 1
     if any(p.rotates for p in chosen) and not comparison.device.startswith("cuda"):
         copies = rotation(min(runnable.cache_bytes().values()), sum(runnable.cache_bytes().values()), cache, free)
-    needed = runnable.nbytes(copies)
-    if needed > free:
+        while copies > 1 and runnable.nbytes(copies) > free:        # rather warm than not at all
+            copies -= 1
+    watch.at("", "inputs")
+    try:
+        if (needed := runnable.nbytes(copies)) > free:
+            raise MemoryError(f"needs {needed:,} bytes, {free:,} are free; take a smaller kv_len, batch or format")
+        bench.inputs = runnable.inputs(copies)
+    except Exception as error:
         for trial in list(bench.trials):
-            bench.fail(trial, MemoryError(f"needs {needed:,} bytes, {free:,} are free; take a smaller kv_len, batch "
-                                          "or format"))
-        return bench
-    bench.inputs = runnable.inputs(copies)
+            bench.fail(trial, error)
     return bench
 
 
 def _run(probe: Probe, bench: Bench) -> None:
-    everyone = bench.comparison.trials
-    ran_before = list(bench.trials)
-    absent = {}
-    for trial in ran_before:
-        why = probe.why_not(trial)
-        if why:
-            absent[trial] = why
-    if len(absent) < len(ran_before):
-        held = [t for t in ran_before if t in absent]
-        for trial in held:
-            bench.trials.remove(trial)
-        bench.readings += list(probe.measure(bench))
-        bench.trials = [t for t in everyone if (t in bench.trials or t in held) and t not in bench.failures]
+    """One probe over the trials that stand; then a row for each of its metrics that a trial has no reading of."""
+    everyone, ran_before = bench.comparison.trials, list(bench.trials)
+    absent, broke = {}, None
+    bench.watch.at("", probe.name)
+    try:
+        absent = {trial: why for trial in ran_before if (why := probe.why_not(trial))}
+        bench.trials = [t for t in ran_before if t not in absent]
+        if bench.trials:
+            for found in probe.measure(bench):
+                bench.readings.append(found)
+    except Exception as error:                                       # the probe's own, no trial's: other probes go on
+        broke = f"the probe {probe.name} broke: {type(error).__name__}: {error}"
+    bench.trials = [t for t in ran_before if t not in bench.failures]
     have = {(t, r.metric) for t, r in bench.readings}
     for trial in everyone:
         for metric, unit in probe.metrics.items():
@@ -208,15 +226,18 @@ def _run(probe: Probe, bench: Bench) -> None:
             if trial in bench.failures:
                 status, error = bench.failures[trial]
                 bench.readings.append((trial, failed(metric, unit, error, status=status, source=probe.name)))
-            elif trial in absent:
-                bench.readings.append((trial, missing(metric, unit, absent[trial], source=probe.name)))
+            elif trial in absent or broke is None:
+                why = absent.get(trial, f"the probe {probe.name} gave no reading of it")
+                bench.readings.append((trial, missing(metric, unit, why, source=probe.name)))
+            else:
+                bench.readings.append((trial, failed(metric, unit, broke, source=probe.name)))
 
 
 def _rows(bench: Bench) -> list[dict]:
     import torch
     device = bench.comparison.device
-    hardware, paths = torch.cuda.get_device_name(device) if device.startswith("cuda") and bench.inputs else cpu_name(), {}
-    rows = []
+    hardware = torch.cuda.get_device_name(device) if device.startswith("cuda") and bench.inputs else cpu_name()
+    paths, rows = {}, []
     for trial, reading in bench.readings:
         if trial is None:
             context = dict(case_id=bench.comparison.comparison_id, **bench.comparison.columns())

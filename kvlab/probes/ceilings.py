@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.probes._base import Bench
+from kvlab.probes._base import Bench, room_on
 from kvlab.probes._clock import clock, summarise
 from kvlab.record.reading import Reading
 
@@ -31,8 +31,8 @@ class Ceilings:
     def measure(self, bench: Bench):
         import torch
         trial, device = bench.trials[0], bench.comparison.device
-        nbytes = min(LARGEST, max(bench.comparison.cache_bytes().values())) // 4 * 4
-        copies = max(2, min(len(bench.inputs_of(trial)), 4 * LARGEST // nbytes))
+        nbytes = max(4, min(LARGEST, max(bench.comparison.cache_bytes().values())) // 4 * 4)
+        copies = min(-(-5 * room_on(device)[1] // nbytes) + 1, 1000)
         buffers = [torch.ones(nbytes // 4, device=device) for _ in range(copies)]
         seconds = _stopwatch(device, trial.threads)
         sweeps = {"sum": torch.sum, "norm": torch.linalg.vector_norm, "max": torch.amax}
@@ -48,12 +48,13 @@ class Ceilings:
 
     def _matmul(self, torch, trial, seconds, n):
         """Square product; the size is halved while one takes over 0.1 s (bf16 without bf16 instructions)."""
-        while True:
+        def product(n):
             a = torch.ones(n, n, dtype=trial.torch_dtype, device=trial.device)
-            if seconds(lambda: a @ a) < 0.1 or n <= 128:
-                break
+            return lambda: a @ a
+
+        while seconds(work := product(n)) > 0.1 and n > 128:
             n //= 2
-        times = [seconds(lambda: a @ a) for _ in range(self.samples)]
+        times = [seconds(work) for _ in range(self.samples)]
         return self._rate("matmul_ceiling", "flop/s", 2 * n**3, times, f"{trial.dtype} {n} x {n} matmul")
 
     def _rate(self, metric, unit, amount, times, note) -> Reading:

@@ -1,6 +1,8 @@
 """How far a variant's output is from fp64 attention on the K and V it was given. Gates every other number."""
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,10 +15,10 @@ MULTIPLE = 4                # of the error that plain attention makes in the sam
 
 
 class Expected:
-    """What the outputs of a bench's trials must be, one oracle per format, from the inputs of copy 0 as they are now."""
+    """What the outputs of a bench's trials must be: one oracle per format, from one input copy as it is now."""
 
-    def __init__(self, bench: Bench, original: bool = False):
-        self.bench, self.original, self.known = bench, original, {}
+    def __init__(self, bench: Bench, original: bool = False, copy: int = 0):
+        self.bench, self.original, self.copy, self.known = bench, original, copy, {}
 
     def rows(self, device):
         """Per sequence, the query tokens to check (None: all of them)."""
@@ -31,7 +33,7 @@ class Expected:
         """(fp64 output of the checked rows, their places in the packed output or None, tolerance) for the trial."""
         import torch
         if trial.kv_format not in self.known:
-            inputs, w = self.bench.inputs_of(trial)[0], self.bench.comparison.workload
+            inputs, w = self.bench.inputs_of(trial)[self.copy], self.bench.comparison.workload
             k, v = (inputs.k, inputs.v) if self.original else _stored(inputs)
             rows = self.rows(inputs.q_TQD.device)
             exact = reference(w, inputs.q_BTQD, k, v, rows)
@@ -64,11 +66,45 @@ def _head_by_head(workload, q_BTQD, k, v, rows, dtype):
 
 def _stored(inputs):
     """K and V of each sequence as the cache holds them, decoded to q's dtype."""
-    cache, pairs = inputs.cache, []
-    for table, kv_len in zip(inputs.block_table.tolist(), inputs.kv_lens):
-        blocks = table[:-(-kv_len // cache.block_size)]
-        pairs.append(cache.format.decode(cache.gather(blocks, kv_len), cache.shape, inputs.q_TQD.dtype))
+    cache = inputs.cache
+    pairs = [cache.format.decode(cache.gather(blocks, kv_len), cache.shape, inputs.q_TQD.dtype)
+             for blocks, kv_len in zip(_tables(inputs), inputs.kv_lens)]
     return [k for k, _ in pairs], [v for _, v in pairs]
+
+
+def _tables(inputs) -> list[list[int]]:
+    """The block table of each sequence, without what fills it up."""
+    return [table[:-(-kv_len // inputs.cache.block_size)]
+            for table, kv_len in zip(inputs.block_table.tolist(), inputs.kv_lens)]
+
+
+def overwrite(inputs, k: Iterable, v: Iterable) -> None:
+    """Put other K and V, one per sequence, in the place of those that the cache holds."""
+    for blocks, k_SKD, v_SKD in zip(_tables(inputs), k, v):
+        inputs.cache.write(inputs.cache.format.encode(k_SKD, v_SKD), blocks)
+
+
+@contextmanager
+def read_only(inputs) -> Iterator[None]:
+    """Copy 0 for the length of a trial's own code: Broken if that writes into it, and put right for the others.
+
+    q is compared; K and V, which may be large, are known by torch's own count of writes.
+    """
+    import torch
+    kept, arrays = inputs.q_TQD.clone(), inputs.cache.k_arrays + inputs.cache.v_arrays
+    writes = [a._version for a in arrays]
+    written = []
+    try:
+        yield
+    finally:
+        if not torch.equal(inputs.q_TQD, kept):
+            written.append("q")
+            inputs.q_TQD.copy_(kept)
+        if writes != [a._version for a in arrays]:
+            written.append("the cache")
+            overwrite(inputs, inputs.k, inputs.v)
+    if written:
+        raise Broken(f"the call writes into its inputs ({' and '.join(written)}), which the other trials share")
 
 
 @dataclass(frozen=True)
@@ -90,8 +126,9 @@ class KernelError:
         expected = Expected(bench)
         for trial in list(bench.trials):
             with bench.on(trial):
-                call = trial.prepare(bench.inputs_of(trial)[:1])[0]
-                output, operators = dispatched(call)
+                inputs = bench.inputs_of(trial)[:1]
+                with read_only(inputs[0]):
+                    output, operators = dispatched(trial.prepare(inputs)[0])
                 error, tolerance = expected.judge(trial, output)
                 yield trial, Reading("kernel_error", error, "ratio", "measured", method="derived", source=self.name,
                                      denominator="L2 norm of fp64 attention on decode(encode(K, V))",
@@ -114,7 +151,8 @@ def dispatched(call) -> tuple[object, str]:
     with Watch():
         output = call()
     fused = [n for n in seen if "attention" in n]
-    return output, ", ".join(fused or [n for n in seen if n in ("bmm", "mm", "matmul", "einsum")] or ["none of torch's"])
+    products = [n for n in seen if n in ("bmm", "mm", "matmul", "einsum")]
+    return output, ", ".join(fused or products or ["none of torch's"])
 
 
-__all__ = ["Broken", "Expected", "KernelError", "dispatched"]
+__all__ = ["Broken", "Expected", "KernelError", "dispatched", "overwrite", "read_only"]

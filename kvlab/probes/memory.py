@@ -41,8 +41,8 @@ class Memory:
                 note = f"below resolution ({RESOLUTION:,} bytes)" if resolution and extra < RESOLUTION else ""
                 yield trial, Reading("peak_extra_bytes", extra, "B", "measured", method=method, source=self.name, n=1,
                                      low=max(0, extra - resolution), high=extra + resolution, note=note)
-                yield trial, Reading("gradient_bytes", saved, "B", "measured", method="counter:saved_tensors",
-                                     source=self.name, n=1, note="bytes torch kept for a backward pass: inference has none")
+                yield trial, Reading("gradient_bytes", saved, "B", "measured", method="counter:saved_tensors", n=1,
+                                     source=self.name, note="bytes torch kept for a backward pass: inference has none")
 
 
 def gradient_bytes(call) -> int:
@@ -64,12 +64,12 @@ def peak_extra(call, device: str) -> tuple[int, str, int]:
     gc.collect()
     if device.startswith("cuda"):
         import torch
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
         call()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before, "counter:cuda_allocator", 0
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before, "counter:cuda_allocator", 0
     if sys.platform == "linux" and _trim() and _reset_high_water():
         before = _status("VmRSS")
         kept = call()
@@ -116,9 +116,11 @@ def _sampled(call) -> int:
             time.sleep(5e-4)
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
-    kept = call()
-    highest = max(highest, process.memory_info().rss)
-    running = False
-    thread.join()
+    try:
+        kept = call()
+        highest = max(highest, process.memory_info().rss)
+    finally:
+        running = False
+        thread.join()
     del kept
     return highest - before

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import product
 from statistics import fmean
 from typing import ClassVar
 
@@ -30,15 +31,23 @@ class Nvml:
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
-            return f"{type(error).__name__.removeprefix('NVMLError_')}: no NVIDIA driver answers on this machine ({error})"
+            reason = type(error).__name__.removeprefix("NVMLError_")
+            return f"{reason}: no NVIDIA driver answers on this machine ({error})"
         pynvml.nvmlShutdown()
-        return None if trial.device.startswith("cuda") else f"NVML watches NVIDIA GPUs; this trial ran on {trial.device}"
+        return None if trial.device.startswith("cuda") else f"NVML watches NVIDIA GPUs, not the device {trial.device}"
 
     def measure(self, bench: Bench):
         import pynvml
         pynvml.nvmlInit()
         try:
-            handle = _handle(pynvml, bench.comparison.device)
+            try:
+                handle = _handle(pynvml, bench.comparison.device)
+            except pynvml.NVMLError as error:                        # a slice of a GPU (MIG) may have none
+                reason = type(error).__name__.removeprefix("NVMLError_")
+                for trial, (metric, unit) in product(bench.trials, self.metrics.items()):
+                    yield trial, missing(metric, unit, f"{reason}: NVML has no handle of this device ({error})",
+                                         source=self.name)
+                return
             for trial in list(bench.trials):
                 with bench.on(trial):
                     call = trial.prepare(bench.inputs_of(trial)[:1])[0]
@@ -53,11 +62,11 @@ class Nvml:
                    "power": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3}
         seen, errors = {metric: [] for metric in readers}, {}
         began = time.perf_counter()
-        while (elapsed := time.perf_counter() - began) < self.window_s:
+        while time.perf_counter() - began < self.window_s:
             for _ in range(10):
                 call()
             torch.cuda.synchronize()
-            if elapsed > self.window_s / 2:                          # NVML's own period lies in the first half
+            if time.perf_counter() - began > self.window_s / 2:      # NVML's own period lies in the first half
                 for metric, read in readers.items():
                     try:
                         seen[metric].append(read())
@@ -66,8 +75,9 @@ class Nvml:
         yield missing("sm_utilization", "ratio", NOT_SM, source=self.name)
         for metric, values in seen.items():
             if values:
-                yield Reading(metric, fmean(values), self.metrics[metric], "measured", method="sensor", source=self.name,
-                              scope="device", window_s=self.window_s, n=len(values), low=min(values), high=max(values))
+                yield Reading(metric, fmean(values), self.metrics[metric], "measured", method="sensor",
+                              source=self.name, scope="device", window_s=self.window_s, n=len(values),
+                              low=min(values), high=max(values))
             else:
                 yield missing(metric, self.metrics[metric], errors.get(metric, "NVML gave no sample in the window"),
                               source=self.name)

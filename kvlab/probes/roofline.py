@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvlab.attention import ideal_traffic
-from kvlab.probes._base import Bench
-from kvlab.record.environment import last_level_cache
+from kvlab.probes._base import Bench, room_on
 from kvlab.record.reading import Reading, missing
 
 
@@ -41,7 +40,7 @@ class Roofline:
 
     def _needed(self, trial):
         """What the call must move and compute: from the shapes alone."""
-        cache = 0 if trial.device.startswith("cuda") else last_level_cache()[0]
+        cache = room_on(trial.device)[1]
         ideal = ideal_traffic(trial.workload, trial.format, trial.itemsize)
         cost = trial.variant.load().cost(trial, cache)
         total = ideal.read_bytes + ideal.write_bytes
@@ -72,7 +71,8 @@ class Roofline:
         ideal = ideal_traffic(trial.workload, trial.format, trial.itemsize)
         total, flops = ideal.read_bytes + ideal.write_bytes, ideal.executed_flops
         ridge = matmul.value / read.value
-        found = [self._model("roof_latency", max(total / read.value, flops / matmul.value), "max(bytes ÷ read, flops ÷ matmul)"),
+        found = [self._model("roof_latency", max(total / read.value, flops / matmul.value),
+                             "max(bytes ÷ read, flops ÷ matmul)"),
                  self._model("ridge", ridge, "matmul_ceiling ÷ read_ceiling"),
                  self._model("attainable_flops_share", min(1.0, flops / total / ridge), "min(1, intensity ÷ ridge)",
                              denominator="matmul_ceiling")]

@@ -1,4 +1,4 @@
-"""Time of one call: trials of a comparison interleaved over rounds, inputs rotating, outputs poisoned and re-checked."""
+"""Time of one call: trials interleaved over rounds, inputs rotating, outputs poisoned and checked again."""
 from __future__ import annotations
 
 import random
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from kvlab.probes._base import Bench, Broken
 from kvlab.probes._clock import Summary, clock, summarise
-from kvlab.probes.kernel_error import Expected
+from kvlab.probes.kernel_error import Expected, overwrite
 from kvlab.record.environment import cpu_steal_seconds, last_level_cache, load_average
 from kvlab.record.reading import Reading
 
@@ -16,7 +16,7 @@ METRICS = {"latency_s": "s", "latency_p5": "s", "latency_p95": "s", "prepare_s":
 
 
 @dataclass
-class _Runner:
+class Runner:
     """One trial's calls and samples."""
     trial: object
     calls: list
@@ -24,7 +24,8 @@ class _Runner:
     inner: int = 1                              # calls of one sample, so that a sample is long against the clock
     seconds: list[float] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
-    spent: float = 0.0
+    spent: float = 0.0                          # wall seconds of the rounds
+    elsewhere: float = 0.0                      # CPU seconds of other threads of the process during the samples
     done: bool = False
 
 
@@ -35,6 +36,7 @@ class Timer:
     cap_s: seconds of measuring a trial may take; target: relative half width of the interval at which it stops
     before. Both default by device (CPU 1 s and 3 %, CUDA 15 s and 0.5 %). At least `rounds` rounds and
     min_samples samples are taken even where that exceeds the cap, unless one call alone takes ten times the cap.
+    Failed: a trial that is wrong on changed inputs afterwards, or whose thread is timed while others do its work.
     """
     cap_s: float | None = None
     target: float | None = None
@@ -72,21 +74,21 @@ class Timer:
             if runner.trial in bench.trials:
                 yield from self._readings(runner, sampler, window, note, artifact)
 
-    def _warmed(self, bench, sampler) -> list[_Runner]:
+    def _warmed(self, bench, sampler) -> list[Runner]:
         """Prepared calls, run for 25 ms or 10 times (once where a call takes longer) on the same rotating inputs."""
         runners = []
         for trial in list(bench.trials):
             with bench.on(trial):
                 began = time.perf_counter()
                 calls = trial.prepare(bench.inputs_of(trial))
-                runner = _Runner(trial, calls, time.perf_counter() - began)
-                spent, seconds = 0.0, []
-                while spent < 0.025 and len(seconds) < 10:
-                    seconds.append(sampler.sample(runner, 1))
-                    spent += seconds[-1]
-                if len(seconds) == 1 and seconds[0] < 1:
-                    seconds.append(sampler.sample(runner, 1))
-                runner.inner = max(1, min(100, int(1e-3 / max(min(seconds), 1e-7))))
+                runner = Runner(trial, calls, (time.perf_counter() - began) / len(calls))
+                seconds = []                                         # wall: a call that waits takes no CPU time
+                while sum(seconds) < 0.025 and len(seconds) < 10 or len(seconds) == 1 and seconds[0] < 1:
+                    began = time.perf_counter()
+                    sampler.sample(runner, 1)
+                    seconds.append(time.perf_counter() - began)
+                runner.inner = max(1, min(100, int(1e-3 / min(seconds))))
+                runner.elsewhere = 0.0
                 runners.append(runner)
         return runners
 
@@ -101,38 +103,54 @@ class Timer:
         runner.spent += time.perf_counter() - began
 
     def _stop(self, runner, rounds, cap_s, target) -> None:
-        slow = runner.seconds and min(runner.seconds) > 10 * cap_s
+        slow = runner.spent > 10 * cap_s * len(runner.seconds)
         enough = rounds >= self.rounds and len(runner.seconds) >= self.min_samples
         if slow or (enough and (runner.spent >= cap_s or summarise(runner.seconds, 200).rel_half_width <= target)):
             runner.done = True
 
     def _recheck(self, bench, runners) -> None:
-        """After the clock: q of copy 0 is overwritten in place, and every output must follow it."""
+        """After the clock: the last copy is overwritten in place, K and V by their negatives; outputs must follow.
+
+        The last one, since copy 0 is what kernel_error judged: a variant that planned for that one alone is found out.
+        """
         import torch
-        first = next(iter(bench.inputs.values()))[0]
-        kept = first.q_TQD.clone()
-        generator = torch.Generator(first.q_TQD.device).manual_seed(first.seed + 10**6)
-        first.q_TQD.copy_(torch.randn(kept.shape, generator=generator, device=kept.device))
-        expected = Expected(bench)
+        copies = next(iter(bench.inputs.values()))
+        first, last = copies[0], copies[-1]
+        kept = last.q_TQD.clone()
+        generator = torch.Generator(kept.device).manual_seed(last.seed + 10**6)
+        changed = torch.randn(kept.shape, generator=generator, device=kept.device).to(kept.dtype)
+        for others in bench.inputs.values():
+            overwrite(others[-1], (-k for k in first.k), (None if v is None else -v for v in first.v))
+        expected = Expected(bench, copy=-1)
         for runner in runners:
+            last.q_TQD.copy_(changed)
             if runner.trial in bench.trials:
                 with bench.on(runner.trial):
-                    output = runner.calls[0]()
-                    output.fill_(float("nan"))
-                    try:
-                        expected.judge(runner.trial, runner.calls[0]())
-                    except Broken as wrong:
-                        raise Broken(f"wrong when checked again after timing, on a changed q: {wrong}") from None
-        first.q_TQD.copy_(kept)
+                    self._judge(runner, expected)
+        last.q_TQD.copy_(kept)
+        if len(copies) == 1:                                         # it is copy 0, which others work on as well
+            for (only,) in bench.inputs.values():
+                overwrite(only, only.k, only.v)
+
+    def _judge(self, runner, expected) -> None:
+        if runner.elsewhere > max(0.005, sum(runner.seconds) * runner.inner / 2):
+            raise Broken("other threads did its work, and only the calling thread is timed; keep to one thread, or "
+                         "measure with threads=2 or more")
+        runner.calls[-1]().fill_(float("nan"))
+        try:
+            expected.judge(runner.trial, runner.calls[-1]())
+        except Broken as wrong:
+            raise Broken(f"wrong when checked again after timing, on changed q, K and V: {wrong}") from None
 
     def _keep_samples(self, bench, runners) -> str:
         """Raw samples beside the run; the path relative to it, or "" where the run keeps no files."""
-        if bench.artifacts is None:
+        standing = [r for r in runners if r.trial in bench.trials]
+        if bench.artifacts is None or not standing:
             return ""
         import pandas as pd
         name = f"samples/{bench.comparison.comparison_id}.parquet"
         frames = [pd.DataFrame(dict(case_id=r.trial.case_id, round=r.rounds, calls=r.inner, seconds=r.seconds))
-                  for r in runners]
+                  for r in standing]
         (bench.artifacts / "samples").mkdir(parents=True, exist_ok=True)
         pd.concat(frames).to_parquet(bench.artifacts / name, index=False)
         return name
@@ -147,7 +165,7 @@ class Timer:
         yield runner.trial, Reading("latency_p5", s.p5, "s", "measured", **common)
         yield runner.trial, Reading("latency_p95", s.p95, "s", "measured", **common)
         yield runner.trial, Reading("prepare_s", runner.prepare_s, "s", "measured", method="timer:wall", n=1,
-                                    source=self.name, note="planning before the first call, outside the clock")
+                                    source=self.name, note="planning of one call, outside the clock")
 
 
 class CpuSampler:
@@ -163,18 +181,21 @@ class CpuSampler:
         chosen = [todo[(turn + i) % len(todo)] for i in range(calls)]
         self.turn[key] = turn + calls
         now, outputs = self.clock.now, []
+        all_threads = time.process_time()
         began = now()
         for call in chosen:
             outputs.append(call())
-        seconds = (now() - began) / calls
+        seconds = now() - began
+        if self.method == "timer:thread_cpu":
+            runner.elsewhere += time.process_time() - all_threads - seconds
         for output in outputs:
             output.fill_(float("nan"))                  # a variant that hands out a kept answer hands out NaN next time
-        return seconds
+        return seconds / calls
 
     def cache_state(self, trial) -> str:
         copies, cache = len(self.bench.inputs_of(trial)), last_level_cache()[0]
         held = copies * self.bench.comparison.cache_bytes()[trial.kv_format, trial.layout]
-        return "cold (unverified)" if held >= 5 * cache else "warm (too little memory to rotate inputs)"
+        return "cold (unverified)" if held >= 5 * cache else "warm (too few input copies: memory short or inputs tiny)"
 
     def note(self, load, steal, window) -> str:
         after = cpu_steal_seconds()

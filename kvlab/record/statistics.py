@@ -26,7 +26,7 @@ def fit(x, y, low, high, power: bool = False, draws: int = 2000) -> tuple[float,
     residual = (Y - np.polyval(best, X)) * weight
     scatter = float(np.sqrt((residual**2).sum() / max(1, len(x) - 2))) if len(x) > 2 else 0.0
     spread = np.sqrt((sigma / y if power else sigma)**2 + (scatter / weight)**2)
-    slopes = [slope(Y + rng.normal(0, 1, len(Y)) * spread)[0] for _ in range(draws)]
+    slopes = slope((Y + rng.normal(0, 1, (draws, len(Y))) * spread).T)[0]
     return float(best[0]), float(np.quantile(slopes, 0.025)), float(np.quantile(slopes, 0.975))
 
 

@@ -10,11 +10,12 @@ A case is a Comparison or a frozen dataclass with columns() and comparison_id.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from kvlab.attention import Comparison, VariantRef
 from kvlab.probes import measure, probes
@@ -23,9 +24,6 @@ from kvlab.record.environment import Manifest, VariantSource
 from kvlab.record.reading import failed
 from kvlab.record.store import RunStore
 from kvlab.registry import Registry
-
-if TYPE_CHECKING:
-    pass
 
 studies = Registry("study", "kvlab.studies")
 
@@ -70,34 +68,39 @@ Each = Callable[[Job, Iterable[Case]], Iterator[list[dict]]]
 
 def run(study: str, *, size: str | None = None, device: str | None = None, out: Path | str = "profiles",
         resume: Path | str | None = None, variants: Iterable | None = None, model: str | None = None,
-        each: Each | None = None, progress: bool = True, patience_s: float = 300.0) -> RunStore:
+        each: Each | None = None, progress: bool = True, patience_s: float = 300.0,
+        begun: Callable[[RunStore], None] = lambda store: None) -> RunStore:
     """Run a study and return its closed run.
 
     size: one of the study's SIZES (default small). device: cpu (default) or cuda. out: parent of <study>/<UTC>-<id>.
     resume: a run directory whose committed cases are kept and not repeated; what is left None is as it was there.
     variants: names, "file.py:Class" references, classes or instances. each: maps a job over cases and yields their
     rows in order (default: one long-lived worker process). patience_s: seconds without a sign of life after which
-    the worker is taken to hang.
+    the worker is taken to hang. begun: told the run's store before anything is measured.
     Raises KeyError or ValueError for wrong names, StoreError for a folder that cannot be written.
     """
     module = studies[study]
     if resume:
-        was = Manifest.read(Path(resume)).options
+        begun_as = Manifest.read(Path(resume))
+        if begun_as.study != study:
+            raise ValueError(f"{resume} is a run of {begun_as.study!r}, not of {study!r}")
+        was = begun_as.options
         size, device, model = size or was["size"], device or was["device"], model or was["model"]
-        variants = variants or was["variants"]
+        variants = variants or was["variants"] and [_from_json(v) for v in was["variants"]]
     size, device = size or "small", device or "cpu"
     if size not in module.SIZES:
         raise ValueError(f"{study} has no size {size!r}; allowed: {', '.join(module.SIZES)}")
     refs = None if variants is None else tuple(VariantRef.of(v) for v in variants)
     cases = list(module.cases(size, device=device, variants=refs, model=model))
     used = {t.variant for case in cases if isinstance(case, Comparison) for t in case.trials}
-    options = dict(size=size, device=device, variants=None if refs is None else [r.ref for r in refs], model=model)
+    options = dict(size=size, device=device, variants=refs and [_to_json(r) for r in refs], model=model)
     sources = [_source(ref) for ref in sorted(used, key=lambda r: (r.ref, r.knobs))]
     store = (_resumed(study, Path(resume), options, sources) if resume
              else RunStore.create(Path(out), study, Manifest(
                  study=study, argv=sys.argv, size=size, device=device, variants=sources,
                  models=[model] if model else [], options=options,
                  seeds=sorted({t.seed for c in cases if isinstance(c, Comparison) for t in c.trials}))))
+    begun(store)
     if each is None:
         if any(ref.in_process for ref in used):
             each = in_process
@@ -105,10 +108,13 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
             from kvlab.studies._worker import worker_each
             each = worker_each(patience_s)
     todo = [case for case in cases if case.comparison_id not in store.committed]
+    results = each(Job(study, store.artifacts), todo)
     try:
-        for case, rows in _with_progress(todo, each(Job(study, store.artifacts), todo), study, progress):
+        for case, rows in _with_progress(todo, results, study, progress):
             store.append(case.comparison_id, [{**row, "model": row.get("model") or model or ""} for row in rows])
     finally:
+        if hasattr(results, "close"):
+            results.close()                         # ends the worker now, not when somebody forgets the traceback
         store.close()
     return store
 
@@ -117,8 +123,8 @@ def in_process(job: Job, cases: Iterable[Case]) -> Iterator[list[dict]]:
     """Run cases in this process, for classes that no other process can load; their rows say so."""
     for case in cases:
         for row in (rows := job(case)):
-            if row.get("note", "").startswith("load"):
-                row["note"] += "; measured in the calling process"
+            if row.get("kind") == "measured":
+                row["note"] = "; ".join(filter(None, [row.get("note"), "measured in the calling process"]))
         yield rows
 
 
@@ -131,26 +137,40 @@ def failed_case(case: Case, why: str, status: str = "failed") -> list[dict]:
 
 
 def _with_progress(cases, results, study, progress):
+    pairs = zip(cases, results, strict=True)        # an `each` that gives too little must not pass for a whole run
     if not progress:
-        return zip(cases, results)
+        return pairs
     from tqdm.auto import tqdm
-    return tqdm(zip(cases, results), total=len(cases), desc=study, unit="case")
+    return tqdm(pairs, total=len(cases), desc=study, unit="case")
+
+
+def _to_json(ref: VariantRef):
+    return [ref.ref, dict(ref.knobs)] if ref.knobs else ref.ref
+
+
+def _from_json(stored) -> VariantRef:
+    return VariantRef.of(stored) if isinstance(stored, str) else VariantRef(stored[0], tuple(stored[1].items()))
 
 
 def _source(ref: VariantRef) -> VariantSource:
-    if ref.source_file is None:
+    """A variant of the manifest; a user's own, also one from a notebook cell, with its source text."""
+    if ref.source_file:
+        text = ref.source_file.read_text(encoding="utf-8")
+    elif ref.in_process:
+        try:
+            text = inspect.getsource(type(ref.load()))
+        except (OSError, TypeError):                # typed at a prompt that keeps no text
+            return VariantSource(ref=ref.ref)
+    else:
         return VariantSource(ref=ref.ref)
-    text = ref.source_file.read_text(encoding="utf-8")
     return VariantSource(ref=ref.ref, sha256=hashlib.sha256(text.encode()).hexdigest(), source=text)
 
 
 def _resumed(study: str, path: Path, options: dict, sources: list[VariantSource]) -> RunStore:
-    """The run to go on with, refused where it was another study, other options, or other source text."""
+    """The run to go on with, refused where it had other options or other source text."""
     store = RunStore.open(path)
     for problem in store.problems:
         print(f"{path.name}: {problem}", file=sys.stderr)
-    if store.manifest.study != study:
-        raise ValueError(f"{path} is a run of {store.manifest.study!r}, not of {study!r}")
     was = Manifest(study=study, options=options, environment={}).options       # the same cutting of absolute paths
     if store.manifest.options != was:
         raise ValueError(f"{path} was run with {store.manifest.options}, not with {was}; "

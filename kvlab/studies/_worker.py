@@ -21,6 +21,8 @@ from pathlib import Path
 from kvlab.probes._base import Watch
 from kvlab.studies._run import Case, Each, Job, failed_case
 
+START_S = 60                    # seconds more that a fresh worker has for importing torch
+
 
 def worker_each(patience_s: float) -> Each:
     """An `each` that runs cases one after another in a worker, which is started again whenever it dies."""
@@ -49,14 +51,16 @@ class Worker:
             if "rows" in answer:
                 return answer["rows"]
             status, why = answer["died"]
-            if last is None or last[0] in failures:
+            if last is None or not last[0] or last[0] in failures:       # in kvlab's own code: no trial is to blame
                 return failed_case(case, why, status)
             failures[last[0]] = status, f"{why} in {last[1]}"
 
     def _ask(self, job, case, failures) -> tuple[tuple[str, str] | None, dict]:
         """(the trial that was running last and in which probe, the answer)."""
+        patience_s = self.patience_s
         if self.process is None or self.process.poll() is not None:
             self._start()
+            patience_s += START_S
         kind = type(case)
         self._send(dict(study=job.study, artifacts=None if job.artifacts is None else str(job.artifacts),
                         probes=job.probes,
@@ -64,14 +68,14 @@ class Worker:
         last = None
         while True:
             try:
-                line = self.lines.get(timeout=self.patience_s)
+                line = self.lines.get(timeout=patience_s)
             except queue.Empty:
                 self.process.kill()
                 self.process.wait()
-                return last, {"died": ("failed", f"gave no sign of life for {self.patience_s:.0f} s and was stopped")}
+                return last, {"died": ("failed", f"gave no sign of life for {patience_s:.0f} s and was stopped")}
             if line is None:
                 return last, {"died": _cause_of_death(self.process.wait())}
-            message = json.loads(line)
+            message, patience_s = json.loads(line), self.patience_s
             if "at" not in message:
                 return last, message
             last = tuple(message["at"])
@@ -103,7 +107,7 @@ class Worker:
             return
         try:
             self.process.stdin.close()
-            self.process.wait(timeout=5)
+            self.process.wait(timeout=2)
         except (OSError, subprocess.TimeoutExpired):
             self.process.kill()
             self.process.wait()
@@ -120,15 +124,16 @@ def _cause_of_death(code: int) -> tuple[str, str]:
 
 def serve() -> None:
     """The worker's side: read a case, measure it, answer, until the input ends."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    answers, cases = os.fdopen(os.dup(1), "w", encoding="utf-8"), os.fdopen(os.dup(0), encoding="utf-8")
     os.dup2(2, 1)                                   # whatever a variant prints goes to stderr, not into the answers
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)    # and what it asks for is not answered with the next case
     signal.signal(signal.SIGINT, signal.SIG_IGN)    # Ctrl-C is the parent's to handle: it closes our input
 
     def say(message: dict) -> None:
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
-    for line in sys.stdin:
+    for line in cases:
         message = json.loads(line)
         job = Job(message["study"], None if message["artifacts"] is None else Path(message["artifacts"]),
                   None if message["probes"] is None else tuple(message["probes"]))

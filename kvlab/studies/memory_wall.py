@@ -169,6 +169,7 @@ def _decode(rows):
 def main_ratio(rows) -> int | None:
     """The group ratio of the context sweep: the one measured at most context lengths."""
     times = _of(_decode(rows), "latency_s")
+    times = times[times["batch_size"] == 1]
     return None if times.empty else int(times.groupby("group_ratio")["kv_len"].nunique().idxmax())
 
 
@@ -189,14 +190,16 @@ def _best(rows) -> str:
 def _slope(rows) -> list[Finding]:
     if main_ratio(rows) is None:
         return []
-    ideal = sweep(rows, "ideal_bytes").set_index(["variant", "kv_len"])["value"]
-    ceiling = float(_decode(rows)[_decode(rows)["metric"] == "read_ceiling"]["value"].median())
-    found = []
+    ideal = sweep(rows, "ideal_bytes").set_index("case_id")["value"]
+    ceilings = _decode(rows)[_decode(rows)["metric"] == "read_ceiling"]["value"]
+    if ceilings.empty:
+        return []
+    ceiling, found = float(ceilings.median()), []
     for variant, times in sweep(rows, "latency_s").groupby("variant", sort=False):
-        times = times.sort_values("kv_len")
+        times = times[times["case_id"].isin(ideal.index)].sort_values("kv_len")
         if len(times) < 3:
             continue
-        x = [ideal[variant, n] for n in times["kv_len"]]
+        x = ideal[times["case_id"]]
         slope, low, high = fit(x, times["value"], times["low"], times["high"])
         if low <= 0:
             found.append(Finding(f"decode_bandwidth:{variant}", f"No slope of decode time over bytes can be told for "
@@ -217,11 +220,11 @@ def _compute_share(rows) -> list[Finding]:
         return []
     variant = _best(rows)
     shares, allowed = _of(_decode(rows), "flops_share"), _of(_decode(rows), "attainable_flops_share")
-    lengths = shares[shares["variant"] == variant].groupby("kv_len")["group_ratio"].nunique()
-    kv_len = lengths.idxmax()
-    found = []
-    for _, row in shares[(shares["variant"] == variant) & (shares["kv_len"] == kv_len)
-                         & (shares["batch_size"] == 1)].sort_values("group_ratio").iterrows():
+    shares = shares[(shares["variant"] == variant) & (shares["batch_size"] == 1)]
+    if shares.empty:
+        return []
+    kv_len, found = shares.groupby("kv_len")["group_ratio"].nunique().idxmax(), []
+    for _, row in shares[shares["kv_len"] == kv_len].sort_values("group_ratio").iterrows():
         limit = allowed[allowed["case_id"] == row["case_id"]]["value"].iloc[0]
         found.append(Finding(
             f"flops_share:{variant}:ratio{row['group_ratio']}",

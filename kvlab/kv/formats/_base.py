@@ -64,9 +64,10 @@ class KVFormat:
         """
         kv_len = k_SKD.shape[0]
         for name, x_SKD in (("K", k_SKD), ("V", v_SKD)):
-            if x_SKD is not None and not bool((bad := ~x_SKD.isfinite()).logical_not().all()):
-                raise ValueError(f"{name} holds NaN or infinity, first at token {int(bad.flatten(1).any(1).nonzero()[0])} "
-                                 f"of {kv_len}; a cache takes finite values only")
+            if x_SKD is not None and not bool((finite := x_SKD.isfinite()).all()):
+                token = int((~finite).flatten(1).any(1).nonzero()[0])
+                raise ValueError(f"{name} holds NaN or infinity, first at token {token} of {kv_len}; "
+                                 "a cache takes finite values only")
         v = () if v_SKD is None else self.v.encode(v_SKD.permute(1, 0, 2))
         return Packed(self.k.encode(k_SKD.permute(1, 0, 2)), v, kv_len)
 

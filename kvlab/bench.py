@@ -1,0 +1,210 @@
+"""The benchmark gates of kvlab itself: `make bench` prints them and writes profiles/bench/bench.json.
+
+A ratio gate is the median of paired, interleaved ratios with its 95 % interval: met if the whole interval clears the
+goal, missed if the whole interval fails it, else ambiguous and run again. Times of whole commands likewise.
+"""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kvlab.probes._clock import paired_ratio, summarise
+from kvlab.record.environment import cpu_name, load_average
+
+PAIRS = 15
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One gate: what is measured, in which unit, and the goal: "<= x", ">= x", "within x y" or "includes x"."""
+    name: str
+    unit: str
+    goal: str
+    measure: Callable[[], tuple[float, float, float]]
+
+    def met(self, low: float, high: float) -> bool | None:
+        """True, False, or None where the interval straddles the goal."""
+        rule, *bounds = self.goal.split()
+        least, most = float(bounds[0]), float(bounds[-1])
+        if rule == "includes":
+            return low <= least <= high
+        if rule == "<=":
+            least = float("-inf")
+        elif rule == ">=":
+            most = float("inf")
+        return True if least <= low and high <= most else False if high < least or low > most else None
+
+
+def gates() -> list[Gate]:
+    """All gates, in the order they are run."""
+    return [
+        Gate("kvlab --help", "s", "<= 1.0", lambda: _command("--help")),
+        Gate("kvlab size", "s", "<= 1.0", lambda: _command("size", "Qwen/Qwen2-72B", "--kv-len", "4096", "--json")),
+        Gate("torch or matplotlib loaded by import kvlab", "count", "<= 0", _heavy_imports),
+        Gate("timer ÷ bare loop, spinning call", "ratio", "within 0.98 1.02", _timer_against_bare_loop),
+        Gate("A/A pair, sdpa ÷ sdpa", "ratio", "includes 1", lambda: _decode_ratio("sdpa", "sdpa")),
+        Gate("naive_repeat ÷ naive, ratio 8, kv_len 8192", "ratio", ">= 12",
+             lambda: _decode_ratio("naive_repeat", "naive")),
+        Gate("sdpa_enable_gqa ÷ sdpa, ratio 8, kv_len 8192", "ratio", ">= 3",
+             lambda: _decode_ratio("sdpa_enable_gqa", "sdpa")),
+        Gate("paged ÷ sdpa, block 16, random order, kv_len 8192", "ratio", "<= 6",
+             lambda: _decode_ratio("paged", "sdpa")),
+        Gate("journal 10,000 readings", "s", "<= 1.0", lambda: _journal(write=True)),
+        Gate("read back 10,000 readings", "s", "<= 1.0", lambda: _journal(write=False)),
+        Gate("figure from stored rows, whole command", "s", "<= 3.0", _figure),
+    ]
+
+
+def _interval(seconds: list[float]) -> tuple[float, float, float]:
+    s = summarise(seconds)
+    return s.median, s.low, s.high
+
+
+def _command(*arguments: str, runs: int = 7) -> tuple[float, float, float]:
+    """Wall seconds of a whole command, the interpreter's start included."""
+    seconds = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "kvlab", *arguments], check=True, stdout=subprocess.DEVNULL)
+        seconds.append(time.perf_counter() - began)
+    return _interval(seconds)
+
+
+def _heavy_imports() -> tuple[float, float, float]:
+    code = "import sys, kvlab; print(sum(m in sys.modules for m in ('torch', 'matplotlib')))"
+    found = float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    return found, found, found
+
+
+def _bench_of(*names: str):
+    """(bench, one runner per name) of the gates' decode call: 64 query heads on 8 KV heads, as in Qwen2-72B."""
+    from kvlab.attention import Comparison, trial
+    from kvlab.probes._base import Bench, rotation
+    from kvlab.probes.timer import CpuSampler, Runner
+    from kvlab.record.environment import free_memory, last_level_cache
+    from kvlab.shapes import AttentionShape, Workload
+    workload = Workload.decode(AttentionShape(64, 8, 128), kv_len=8192)
+    comparison = Comparison(tuple(trial(name, workload, replica=i) for i, name in enumerate(names)))
+    nbytes = comparison.cache_bytes().values()
+    copies = rotation(min(nbytes), sum(nbytes), last_level_cache()[0], free_memory())
+    bench = Bench(comparison, list(comparison.trials), comparison.inputs(copies))
+    runners = [Runner(t, t.prepare(bench.inputs_of(t)), 0.0) for t in comparison.trials]
+    return CpuSampler(bench), runners
+
+
+def _decode_ratio(a: str, b: str) -> tuple[float, float, float]:
+    """Time of variant a over time of variant b, call by call in turn, on cold inputs, one thread."""
+    import torch
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        sampler, (first, second) = _bench_of(a, b)
+        for runner in (first, second):
+            sampler.sample(runner, 2)
+        pairs = [(sampler.sample(first, 1), sampler.sample(second, 1)) for _ in range(PAIRS)]
+    return paired_ratio([p[0] for p in pairs], [p[1] for p in pairs])
+
+
+def _timer_against_bare_loop() -> tuple[float, float, float]:
+    """The timer's seconds for a call of fixed work (≥ 1 ms) over those of a bare loop around the same call."""
+    import torch
+    output = torch.zeros(1)
+
+    def spin():
+        total = 0
+        for i in range(100_000):
+            total += i
+        return output
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        sampler, (runner,) = _bench_of("sdpa")
+        runner.calls = [spin]
+        now, pairs = sampler.clock.now, []
+
+        def bare() -> float:
+            began = now()
+            spin()
+            return now() - began
+        for i in range(10 * PAIRS):                          # each goes first every other time
+            pairs.append((sampler.sample(runner, 1), bare()) if i % 2 else (bare(), sampler.sample(runner, 1))[::-1])
+    return paired_ratio([p[0] for p in pairs], [p[1] for p in pairs])
+
+
+def _rows(count: int) -> list[dict]:
+    """Readings with about as many columns filled as a real run has."""
+    from kvlab.record.reading import Reading
+    reading = asdict(Reading("latency_s", 1.5e-3, "s", "measured", method="timer:thread_cpu", source="timer", n=30,
+                             low=1.4e-3, high=1.6e-3, rel_std=0.02, cache_state="cold (unverified)", window_s=0.5))
+    context = dict(variant="sdpa", device="cpu", dtype="fp32", kv_format="fp32", format_path="native", phase="decode",
+                   page_order="in_order", batch_size=1, q_len=1, kv_len=8192, num_q_heads=32, num_kv_heads=4,
+                   group_ratio=8, head_dim=128, data="gaussian", threads=1, seed=0, replica=0, case="{}" * 300)
+    return [{**context, **reading, "case_id": f"{i:012x}"} for i in range(count)]
+
+
+def _journal(write: bool) -> tuple[float, float, float]:
+    from kvlab.record.environment import Manifest
+    from kvlab.record.store import RunStore
+    seconds = []
+    for _ in range(5):
+        with tempfile.TemporaryDirectory() as folder:
+            store = RunStore.create(folder, "bench", Manifest(study="bench", environment={}))
+            rows = _rows(100)
+            began = time.perf_counter()
+            for i in range(100):
+                store.append(f"{i:012x}", rows)
+            middle = time.perf_counter()
+            RunStore.open(store.path).table()
+            seconds.append(middle - began if write else time.perf_counter() - middle)
+    return _interval(seconds)
+
+
+def _figure() -> tuple[float, float, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        return _command("figure", "memory_wall", "--out", folder, runs=5)
+
+
+def _measured(gate: Gate) -> dict:
+    """The gate's row, measured again while it is ambiguous; what could not be measured is missed, with the reason."""
+    row = dict(name=gate.name, value=None, low=None, high=None, goal=gate.goal, met=False, unit=gate.unit, error="")
+    for _ in range(TRIES):
+        try:
+            value, low, high = gate.measure()
+        except Exception as error:
+            row.update(error=f"{type(error).__name__}: {error}")
+            break
+        row.update(value=value, low=low, high=high, met=gate.met(low, high))
+        if row["met"] is not None:
+            break
+    return {**row, "load": load_average()}
+
+
+def main() -> int:
+    """Run every gate; exit 0 only if all are met."""
+    from rich.console import Console
+    from rich.table import Table
+    table = Table("gate", "value", "95 % interval", "goal", "verdict", "load", box=None, pad_edge=False)
+    found = []
+    for gate in gates():
+        row = _measured(gate)
+        found.append(row)
+        verdict = {True: "met", False: "MISSED", None: "ambiguous"}[row["met"]]
+        shown = ("", "") if row["value"] is None else (f"{row['value']:.3g} {gate.unit}",
+                                                        f"{row['low']:.3g} … {row['high']:.3g}")
+        table.add_row(gate.name, *shown, gate.goal, verdict + (f": {row['error']}" if row["error"] else ""),
+                      "" if row["load"] is None else f"{row['load']:.1f}")
+    Console(width=140).print(table)
+    path = Path("profiles/bench/bench.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print(f"{cpu_name()}; written to {path}")
+    return 0 if all(row["met"] for row in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,363 @@
+"""The command kvlab. Every verb is a thin call; nothing heavy is imported before it is needed.
+
+Exit codes: 0 all well, 1 some row failed (missing is no failure), 2 wrong use.
+"""
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvlab.units import display
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+                  help="A laboratory for the KV cache: every number with where it came from.")
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def main() -> None:
+    """Run the command line; what the user got wrong is one sentence and exit code 2, never a traceback."""
+    try:
+        code = app(standalone_mode=False)
+    except KeyboardInterrupt:
+        print("kvlab: interrupted", file=sys.stderr)
+        code = 130
+    except (ValueError, KeyError, OSError) as error:
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        print(f"kvlab: {text}", file=sys.stderr)
+        code = 2
+    except Exception as error:
+        if not hasattr(error, "format_message"):         # not one of the command-line library's own usage errors
+            raise
+        print(f"kvlab: {error.format_message()} (see kvlab --help)", file=sys.stderr)
+        code = 2
+    sys.exit(code or 0)
+
+
+def _print_json(data) -> None:
+    print(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+@app.command()
+def size(model: Annotated[str, typer.Argument(help="Id or alias from `kvlab ls models`.")],
+         kv_len: Annotated[int, typer.Option(help="Cached tokens per sequence.")],
+         batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+         kv_format: Annotated[str, typer.Option(help="A name from `kvlab ls formats`.")] = "bf16",
+         tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.")] = 1, as_json: Json = False) -> None:
+    """Exact bytes of a model's KV cache, layer kind by layer kind."""
+    from kvlab.catalog.models import model as catalogued
+    from kvlab.kv.sizing import crossover_tokens
+    from kvlab.kv.sizing import size as size_of
+    spec = catalogued(model)
+    found = size_of(spec, kv_len, batch, kv_format, tp)
+    if spec.context and kv_len > spec.context:
+        print(f"kvlab: kv_len {kv_len:,} is beyond the {spec.context:,} tokens that {spec.name} was made for",
+              file=sys.stderr)
+    if as_json:
+        return _print_json(asdict(found))
+    print(f"{found.model}: {batch} × {kv_len:,} tokens in {kv_format}, {spec.attention_type}")
+
+    def line(what, value, note=""):
+        shown = "unknown" if value is None else f"{value:>20,} B = {display(value, 'B', 4)}"
+        print(f"  {what:<22} {shown} {note}".rstrip())
+    line("KV cache", found.kv_bytes)
+    line("  one more token", found.kv_bytes_per_token)
+    if tp > 1:
+        line(f"  on each of {tp} ranks", found.kv_bytes_per_rank)
+    if found.state_bytes:
+        line("constant state", found.state_bytes, "(beside the KV cache)")
+    line("weights (16 bit)", found.weight_bytes)
+    line("the article's formula", found.article_formula_bytes,
+         f"({found.article_formula_bytes / found.kv_bytes:.2f} × the KV cache)" if found.kv_bytes else "")
+    crossover = crossover_tokens(spec, kv_format)
+    if crossover is not None:
+        print(f"  KV outgrows the weights beyond {crossover:,} cached tokens")
+    print(f"  {found.kind}: {found.note}")
+
+
+def _listings() -> dict:
+    """What `kvlab ls` knows: a name and a function that lists it as dictionaries with a `name`."""
+    def models():
+        from kvlab.catalog.models import models as all_of
+        for spec in all_of().values():
+            yield dict(name=spec.name, attention=spec.attention_type, layers=spec.num_layers, q_heads=spec.num_q_heads,
+                       kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, context=spec.context, params=spec.params,
+                       approximate=spec.approximate, source=spec.source)
+
+    def gpus():
+        from kvlab.catalog.gpus import gpus as all_of
+        for spec in all_of().values():
+            yield dict(name=spec.name, memory_bytes=spec.memory_bytes, bandwidth=spec.bandwidth, **{
+                f"{k}_flops": v for k, v in spec.flops.items()}, fp8=spec.fp8_support, source=spec.source)
+
+    def variants():
+        from kvlab.attention import VariantRef, trial
+        from kvlab.attention import variants as registry
+        from kvlab.shapes import AttentionShape, Workload
+        workload = Workload.decode(AttentionShape(8, 2, 64), kv_len=64)
+        for name in registry:
+            yield dict(name=name, cannot_run_here=trial(VariantRef(name), workload).why_not() or "",
+                       about=_first_line(registry[name]))
+
+    def formats():
+        from kvlab.kv.formats import format_names, kv_format
+        from kvlab.shapes import AttentionShape
+        shape = AttentionShape(1, 1, 128)
+        for name in format_names():
+            yield dict(name=name, bits_per_element=kv_format(name).nbytes(1024, shape) * 8 / (2 * 1024 * 128),
+                       about=_first_line(type(kv_format(name).k)))
+
+    def probes():
+        from kvlab.attention import VariantRef, trial
+        from kvlab.probes import probes as registry
+        from kvlab.shapes import AttentionShape, Workload
+        workload = Workload.decode(AttentionShape(8, 2, 64), kv_len=64)
+        for name in registry:
+            why = registry[name]().why_not(trial(VariantRef("naive"), workload))
+            yield dict(name=name, cannot_run_here=why or "", metrics=list(registry[name].metrics),
+                       about=_first_line(registry[name]))
+
+    def studies():
+        from kvlab.studies._run import studies as registry
+        for name in registry:
+            yield dict(name=name, sizes=list(registry[name].SIZES), about=_first_line(registry[name]))
+
+    def figures():
+        from kvlab.figures import figures as registry
+        for name in registry:
+            yield dict(name=name, study=registry[name].STUDY or "", about=_first_line(registry[name]))
+
+    def metrics():
+        from kvlab.probes import probes as registry
+        from kvlab.studies._run import studies as all_studies
+        for name in registry:
+            for metric, unit in registry[name].metrics.items():
+                yield dict(name=metric, unit=unit, origin=f"probe {name}")
+        for name in all_studies:
+            for metric, unit in getattr(all_studies[name], "METRICS", {}).items():
+                yield dict(name=metric, unit=unit, origin=f"study {name}")
+    return dict(models=models, gpus=gpus, variants=variants, formats=formats, probes=probes, studies=studies,
+                figures=figures, metrics=metrics)
+
+
+def _first_line(thing) -> str:
+    return (thing.__doc__ or "").strip().split("\n")[0]
+
+
+@app.command()
+def ls(what: Annotated[str, typer.Argument(help="models, gpus, variants, formats, probes, studies, figures, metrics")],
+       as_json: Json = False) -> None:
+    """List what kvlab knows; variants and probes with why they cannot run here."""
+    from kvlab.registry import no_such
+    listings = _listings()
+    if what not in listings:
+        raise no_such("list", what, listings)
+    rows = list(listings[what]())
+    if as_json:
+        return _print_json(rows)
+    from rich.console import Console
+    from rich.table import Table
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = [c for c in rows[0] if c != "source" and any(row[c] not in ("", None) for row in rows)]
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        cells = ["" if row[c] is None else f"{row[c]:,}" if type(row[c]) is int
+                 else f"{row[c]:.4g}" if type(row[c]) is float
+                 else ", ".join(row[c]) if type(row[c]) is list else str(row[c]) for c in columns]
+        table.add_row(*[cell.replace("[", "\\[") for cell in cells])
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+@app.command()
+def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.py:Class.")],
+            kv_len: Annotated[int, typer.Option(help="Cached tokens per sequence, new ones included.")],
+            q_heads: Annotated[int, typer.Option(help="Query heads.")] = 32,
+            kv_heads: Annotated[int, typer.Option(help="KV heads; a divisor of the query heads.")] = 8,
+            head_dim: Annotated[int, typer.Option()] = 128,
+            batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+            q_len: Annotated[int, typer.Option(help="New tokens per sequence; 1 = decode.")] = 1,
+            window: Annotated[int | None, typer.Option(help="Sliding window in tokens.")] = None,
+            kv_format: Annotated[str | None, typer.Option(help="Default: the trial's dtype.")] = None,
+            block_size: Annotated[int | None, typer.Option(help="Tokens per block; default: the variant's own.")] = None,
+            page_order: Annotated[str, typer.Option(help="in_order or random; with --block-size.")] = "random",
+            dtype: Annotated[str | None, typer.Option(help="fp32 (cpu), bf16 (cuda) or fp16.")] = None,
+            device: Annotated[str, typer.Option()] = "cpu",
+            threads: Annotated[int, typer.Option()] = 1,
+            seed: Annotated[int, typer.Option()] = 0, as_json: Json = False) -> int:
+    """Measure one attention call under every probe: one row, each number with its kind."""
+    from kvlab.attention import Comparison, trial
+    from kvlab.kv.cache import Layout
+    from kvlab.shapes import AttentionShape, Workload
+    from kvlab.studies._run import Job
+    from kvlab.studies._worker import worker_each
+    shape = AttentionShape(q_heads, kv_heads, head_dim, window=window)
+    if batch < 1:
+        raise ValueError(f"--batch {batch} must be at least 1")
+    workload = Workload(shape, (q_len,) * batch, (kv_len,) * batch)
+    layout = None if block_size is None else Layout(block_size, page_order)
+    one = trial(variant, workload, kv_format=kv_format, layout=layout, dtype=dtype, device=device, threads=threads,
+                seed=seed)
+    _refuse_too_large(Comparison((one,)))
+    (rows,) = worker_each(300)(Job(), [Comparison((one,))])
+    if all(row["status"] == "skipped" for row in rows):
+        raise ValueError(f"{one.variant.label} cannot compute this call: {rows[0]['error']}")
+    if as_json:
+        from kvlab.record.reading import complete
+        _print_json([complete(row) for row in rows])
+    else:
+        _print_readings(rows, one)
+    return _exit_code(rows)
+
+
+def _refuse_too_large(comparison) -> None:
+    """A single call that cannot fit is wrong use: said before a worker is started."""
+    from kvlab.record.environment import free_memory
+    needed, free = comparison.nbytes(1), free_memory()
+    if needed > free and comparison.device == "cpu":
+        raise ValueError(f"this call needs {needed:,} bytes ({display(needed, 'B')}) and {free:,} "
+                         f"({display(free, 'B')}) are free; take a smaller kv_len or batch, fewer KV heads, or a "
+                         "smaller format")
+
+
+def _print_readings(rows, one) -> None:
+    """The wide row, standing upright: metric, value, interval, kind, and what there is to say about it."""
+    from rich.console import Console
+    from rich.table import Table
+    w = one.workload
+    print(f"{one.variant.label}: {w.phase}, batch {w.batch_size}, q_len {max(w.q_lens)}, kv_len {max(w.kv_lens)}, "
+          f"{w.shape.num_q_heads}/{w.shape.num_kv_heads} heads × {w.shape.head_dim}, K/V {one.kv_format}, "
+          f"{one.dtype} on {one.device}; {next((r['hardware'] for r in rows if r['hardware']), '')}")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("metric", "value", "95 % interval", "kind", "remark"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        low, high = (display(row[end], row["unit"]) for end in ("low", "high"))
+        interval = "" if row["low"] is None else f"{low} … {high}"
+        remark = row["error"] or "; ".join(filter(None, (row["cache_state"], row["note"])))
+        kind = row["kind"] if row["status"] == "ok" else row["status"]
+        table.add_row(row["metric"], display(row["value"], row["unit"]), interval, kind, remark.replace("[", "\\["))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _exit_code(rows) -> int:
+    return 1 if any(row["status"] in ("failed", "oom") for row in rows) else 0
+
+
+@app.command()
+def run(study: Annotated[str, typer.Argument(help="A name from `kvlab ls studies`.")],
+        size: Annotated[str | None, typer.Option(help="smoke, small (default) or large.")] = None,
+        device: Annotated[str | None, typer.Option(help="cpu (default) or cuda.")] = None,
+        out: Annotated[Path, typer.Option(help="Parent of <study>/<UTC>-<id>.")] = Path("profiles"),
+        resume: Annotated[str | None, typer.Option(help="A run (directory or id) to complete.")] = None,
+        variants: Annotated[str | None, typer.Option(help="Comma-separated names or file.py:Class.")] = None,
+        model: Annotated[str | None, typer.Option(help="A model of `kvlab ls models`.")] = None) -> int:
+    """Run a study; prints its findings, draws its figures, and ends with the run directory."""
+    from kvlab.record.store import find_run
+    from kvlab.studies._run import run as run_study
+    from kvlab.studies._run import studies
+    chosen = None if variants is None else [name.strip() for name in variants.split(",") if name.strip()]
+    resumed = None if resume is None else find_run(resume, out)
+    begun = []
+    try:
+        store = run_study(study, size=size, device=device, out=out, resume=resumed, variants=chosen, model=model,
+                          begun=begun.append)
+    except KeyboardInterrupt:
+        if begun:
+            print(f"\nkvlab: interrupted; what was committed is kept. Go on with: "
+                  f"kvlab run {study} --resume {begun[0].path}", file=sys.stderr)
+        raise
+    table = store.table()
+    for finding in getattr(studies[study], "findings", lambda table: [])(table):
+        print(f"- {finding.sentence}")
+    _say_failures(table)
+    _draw_all(study, store.path)
+    print(f"\nNext: kvlab report {store.path}")
+    print(store.path)
+    return _exit_code(table[["status"]].to_dict("records"))
+
+
+def _say_failures(table) -> None:
+    bad = table[table["status"].isin(["failed", "oom"])]
+    for (variant, error), rows in bad.groupby(["variant", "error"], sort=False):
+        print(f"! {variant or 'case'}: {error} ({rows['case_id'].nunique()} cases)", file=sys.stderr)
+
+
+def _draw_all(study: str, path: Path) -> None:
+    """The study's figures into the run; one that the rows do not allow is said and left out."""
+    from kvlab.figures import figures, save
+    for name in figures:
+        if figures[name].STUDY == study:
+            try:
+                save(name, path, path / "figures")
+            except ValueError as error:
+                print(f"kvlab: no figure {name}: {error}", file=sys.stderr)
+
+
+@app.command()
+def figure(name: Annotated[str, typer.Argument(help="A name from `kvlab ls figures`.")],
+           run: Annotated[str | None, typer.Option(help="Run directory, id or file; default: shipped rows.")] = None,
+           out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("."),
+           formats: Annotated[str, typer.Option("--format", help="Of png, pdf, svg.")] = "png,pdf") -> None:
+    """Draw a figure from stored rows, and write the CSV of exactly what it shows."""
+    from kvlab.figures import save
+    for path in save(name, _results(run), out, tuple(f.strip() for f in formats.split(","))):
+        print(path)
+
+
+def _results(run: str | None) -> Path | None:
+    if run is None or Path(run).suffix in (".parquet", ".csv", ".jsonl"):
+        return None if run is None else Path(run)
+    from kvlab.record.store import find_run
+    return find_run(run, Path("profiles"))
+
+
+@app.command()
+def report(run: Annotated[str, typer.Argument(help="A run directory or id.")],
+           out: Annotated[Path | None, typer.Option(help="Default: report.html in the run.")] = None) -> None:
+    """Write one self-contained HTML page about a run."""
+    from kvlab.report import write_report
+    print(write_report(_results(run), out))
+
+
+@app.command()
+def check(variant: Annotated[str, typer.Argument(help="path/to/file.py:Class, or a name from `kvlab ls variants`.")],
+          device: Annotated[str, typer.Option()] = "cpu", as_json: Json = False) -> int:
+    """Judge a variant by the fp64 oracle over shapes, lengths, formats and layouts."""
+    from tqdm.auto import tqdm
+
+    from kvlab.attention import VariantRef
+    from kvlab.attention._matrix import cells
+    from kvlab.studies._run import Job
+    from kvlab.studies._worker import worker_each
+    cases = list(cells(VariantRef.of(variant), device=device, dtypes=("fp32", "bf16")))
+    answers = worker_each(60)(Job(probes=("kernel_error",)), [comparison for _, comparison in cases])
+    found = []
+    for (about, comparison), rows in tqdm(zip(cases, answers), total=len(cases), unit="cell", disable=as_json):
+        one, row = comparison.trials[0], rows[0]
+        found.append(dict(name=about, kv_format=one.kv_format, block_size=one.layout.block_size,
+                          page_order=one.layout.page_order, order=one.layout.order, status=row["status"],
+                          kernel_error=row["value"], remark=row["error"] or row["note"]))
+    counts = {status: sum(f["status"] == status for f in found) for status in ("ok", "skipped", "failed", "oom")}
+    if as_json:
+        _print_json(found)
+    else:
+        _print_check(found, counts)
+    return 0 if counts["ok"] and not counts["failed"] and not counts["oom"] else 1
+
+
+def _print_check(found, counts) -> None:
+    for status in ("skipped", "failed", "oom"):
+        reasons: dict[str, list[dict]] = {}
+        for f in found:
+            if f["status"] == status:
+                reasons.setdefault(f["remark"] if status == "skipped" else f"{f['name']}: {f['remark']}", []).append(f)
+        for reason, cells in reasons.items():
+            print(f"{status:>8} {len(cells):>4}  {reason}")
+    worst = max((f["kernel_error"] for f in found if f["kernel_error"] is not None), default=None)
+    print(f"{counts['ok']} cells agree with the oracle (largest kernel_error {display(worst, 'ratio')}), "
+          f"{counts['failed'] + counts['oom']} fail, {counts['skipped']} refused by why_not")

@@ -1,0 +1,106 @@
+"""From a name and a run to a figure, and to files: image, PDF and the CSV of exactly the rows that are shown.
+
+A figure is a module of this package with a docstring that says what it shows and which claim that bears on, and
+    STUDY                   the study whose rows it draws; None where it is computed from the catalogue
+    select(table)           the rows of a result table that are shown, quoted rows added; ValueError if some are lacking
+    draw(rows, style)       the Figure of those rows (the footer is added here)
+"""
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvlab.record.export import StoreError, atomic_write, explained, write_csv
+from kvlab.registry import Registry
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+figures = Registry("figure", "kvlab.figures")
+FORMATS = ("png", "pdf", "svg")
+
+
+def make(name: str, run: pd.DataFrame | Path | str | None = None) -> Figure:
+    """Draw a figure from stored rows.
+
+    run: a result table, a run directory, a .parquet, .csv or .jsonl of results; None = the reference run shipped with
+    kvlab. Refused: an unknown name (KeyError), a table without the rows that the figure shows (ValueError), a file
+    that is not there or no result table (StoreError, ValueError).
+    """
+    return _drawn(name, run)[0]
+
+
+def save(name: str, run: pd.DataFrame | Path | str | None, out: Path | str,
+         formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
+    """Draw a figure and write `<name>.<format>` for each format and `<name>.csv`, the rows it shows; returns the paths.
+
+    formats: of png, pdf, svg. Fonts are embedded as TrueType (Type 42). The same rows give the same bytes. Refused:
+    what `make` refuses, another format (ValueError), a folder that cannot be written (StoreError).
+    """
+    formats = list(dict.fromkeys([formats] if isinstance(formats, str) else formats))
+    for wanted in formats:
+        if wanted not in FORMATS:
+            raise ValueError(f"figure format {wanted!r} is unknown; allowed: {', '.join(FORMATS)}")
+    from kvlab.figures._style import image
+    figure, rows = _drawn(name, run)
+    out = Path(out)
+    with explained(out):
+        out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for wanted in formats:
+        content = image(figure, wanted)
+        figure.set_layout_engine("none")                      # laid out once: every format shows the same
+        paths.append(out / f"{name}.{wanted}")
+        atomic_write(paths[-1], content)
+    paths.append(out / f"{name}.csv")
+    write_csv(rows, paths[-1])
+    return paths
+
+
+def _drawn(name: str, run: pd.DataFrame | Path | str | None) -> tuple[Figure, pd.DataFrame]:
+    module = figures[name]
+    from kvlab.figures._style import Style, add_footer, drawing
+    table = _table(name, module.STUDY, run)
+    rows = module.select(table)
+    with drawing():
+        figure = module.draw(rows, Style())
+        add_footer(figure, rows, table)
+    return figure, rows
+
+
+def _table(name: str, study: str | None, run: pd.DataFrame | Path | str | None) -> pd.DataFrame:
+    import pandas as pd
+
+    from kvlab.record.reading import table
+    from kvlab.record.store import read_table
+    if study is None:
+        if run is not None:
+            raise ValueError(f"figure {name} is computed from the catalogue and takes no run; leave the run out")
+        return table([])
+    if isinstance(run, pd.DataFrame):
+        return _long_form(name, run)
+    return read_table(_reference(name, study) if run is None else run)
+
+
+def _long_form(name: str, given: pd.DataFrame) -> pd.DataFrame:
+    """The table with the dtypes and blanks of a stored one, which a frame that was read or built by hand may lack."""
+    from kvlab.record.reading import COLUMNS
+    lacking = [column for column in COLUMNS if column not in given]
+    if lacking:
+        raise ValueError(f"figure {name} needs a result table in long form (one row per reading); the one given "
+                         f"lacks the columns {', '.join(lacking)}")
+    table = given[list(COLUMNS)].astype(COLUMNS)
+    return table.fillna({column: "" for column, dtype in COLUMNS.items() if dtype == "string"})
+
+
+def _reference(name: str, study: str) -> Path:
+    from kvlab.catalog import data_dir
+    path = data_dir() / "reference" / f"{study}.parquet"
+    if not path.is_file():
+        raise StoreError(errno.ENOENT, f"kvlab ships no reference run of {study} to draw {name} from; make one: "
+                                       f"`kvlab run {study}`, then `kvlab figure {name} --run DIR` with the run "
+                                       "directory that its last line names")
+    return path

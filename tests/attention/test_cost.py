@@ -1,0 +1,221 @@
+"""What a call must move and compute at the least, against brute force over the mask and over the stored bytes."""
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.attention import Comparison, ideal_traffic, least_cost, trial, useful_flops, variants
+from kvlab.attention._base import score_matrix_bytes
+from kvlab.attention._matrix import WORKLOADS
+from kvlab.attention.flash import Flash
+from kvlab.kv.cache import Layout
+from kvlab.kv.formats import kv_format
+from kvlab.probes import measure
+from kvlab.probes.roofline import Roofline
+from kvlab.shapes import AttentionShape, Workload
+
+MHA = AttentionShape(4, 4, 16)
+GQA = AttentionShape(8, 2, 16)
+FORMATS = ["fp32", "bf16", "int8/token", "int8/block4"]
+
+
+@st.composite
+def workloads(draw):
+    kv_heads, head_dim, v_in_k = draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.booleans())
+    shape = AttentionShape(kv_heads * draw(st.integers(1, 3)), kv_heads, head_dim,
+                           draw(st.none() | st.integers(1, head_dim if v_in_k else 6)), v_in_k,
+                           draw(st.none() | st.integers(1, 12)))
+    lengths = draw(st.lists(st.integers(1, 6).flatmap(lambda q: st.tuples(st.just(q), st.integers(q, 20))),
+                            min_size=1, max_size=4))
+    q_lens, kv_lens = zip(*lengths, strict=True)
+    return Workload(shape, q_lens, kv_lens, draw(st.integers(0, min(kv_lens))))
+
+
+def seen(workload):
+    """Every visible (sequence, query token, KV token), read off the definition of the mask."""
+    for b, (q_len, kv_len) in enumerate(zip(workload.q_lens, workload.kv_lens, strict=True)):
+        for t in range(q_len):
+            for token in range(kv_len):
+                back = kv_len - q_len + t - token
+                if back >= 0 and (workload.shape.window is None or back < workload.shape.window):
+                    yield b, t, token
+
+
+def stored_bytes(workload, fmt):
+    """Bytes of the set of stored rows that some query sees; a row is shared if all its tokens lie in the prefix.
+
+    A format that scales groups of tokens stores a group's codes anew where its scale is another.
+    """
+    group, rows = fmt.token_group(workload.shape), {}
+    for b, _, token in seen(workload):
+        shared = token // group * group + group <= workload.shared_prefix
+        for side, parts in zip("kv", fmt.components(workload.shape), strict=True):
+            for part in parts:
+                rows["all" if shared else b, side, part.name, token // part.tokens] = part.width * part.itemsize
+    return sum(rows.values()) * workload.shape.num_kv_heads
+
+
+@settings(max_examples=150, deadline=None)
+@given(workloads())
+def test_useful_flops_are_two_per_head_pair_and_element(workload):
+    pairs, s = len(list(seen(workload))), workload.shape
+    v_width = s.v_head_dim if s.v_head_dim else s.head_dim
+    assert workload.visible_pairs() == pairs
+    assert useful_flops(workload) == sum(2 * s.head_dim + 2 * v_width for _ in range(pairs * s.num_q_heads))
+
+
+@settings(max_examples=150, deadline=None)
+@given(workloads(), st.sampled_from(FORMATS), st.sampled_from([2, 4]))
+def test_ideal_traffic_is_each_visible_stored_byte_once_and_q_and_the_output(workload, name, itemsize):
+    fmt, s, tokens = kv_format(name), workload.shape, sum(workload.q_lens)
+    cost = ideal_traffic(workload, fmt, itemsize)
+    assert cost.read_bytes == tokens * s.num_q_heads * s.head_dim * itemsize + stored_bytes(workload, fmt)
+    assert cost.write_bytes == tokens * s.num_q_heads * s.v_dim * itemsize
+    assert cost.executed_flops == useful_flops(workload)
+
+
+def test_ideal_traffic_by_hand():
+    workload = Workload.decode(AttentionShape(8, 2, 64, v_head_dim=32), batch_size=3, kv_len=100)
+    q, k, v, out = 3 * 8 * 64 * 4, 3 * 100 * 2 * 64, 3 * 100 * 2 * 32, 3 * 8 * 32 * 4
+    assert ideal_traffic(workload, kv_format("fp32"), 4)[:2] == (q + 4 * (k + v), out)
+    scales = 3 * 100 * 2 * 2 * 4                                      # one of fp32 per token, KV head, and each of K, V
+    assert ideal_traffic(workload, kv_format("int8/token"), 4)[:2] == (q + k + v + scales, out)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_shared_prefix_counts_once(name):
+    fmt, alone = kv_format(name), Workload.decode(GQA, batch_size=5, kv_len=80)
+    shared = replace(alone, shared_prefix=48)
+    saved = ideal_traffic(alone, fmt, 4).read_bytes - ideal_traffic(shared, fmt, 4).read_bytes
+    assert saved == 4 * fmt.nbytes(48, GQA)
+
+
+def test_a_prefix_outside_every_window_counts_nothing():
+    fmt, windowed = kv_format("fp32"), replace(GQA, window=10)
+    workload = Workload.decode(windowed, batch_size=2, kv_len=80, shared_prefix=64)
+    assert ideal_traffic(workload, fmt, 4) == ideal_traffic(replace(workload, shared_prefix=0), fmt, 4)
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 8, 32])
+def test_decoding_does_half_the_group_ratio_of_flop_per_byte_of_fp32_cache(ratio):
+    shape = AttentionShape(2 * ratio, 2, 64)
+    cost = ideal_traffic(Workload.decode(shape, kv_len=4096), kv_format("fp32"), 4)
+    q = 2 * ratio * 64 * 4
+    assert cost.executed_flops / (cost.read_bytes - q) == ratio / 2
+    intensity = cost.executed_flops / (cost.read_bytes + cost.write_bytes)
+    assert ratio / 2 * (1 - ratio / 4096) <= intensity < ratio / 2    # q and the output are ratio / kv_len of K and V
+
+
+def test_ideal_bytes_and_useful_flops_depend_on_neither_variant_nor_layout():
+    workload = WORKLOADS["shared prefix"]
+    trials = tuple(trial(name, workload, layout=layout)
+                   for name in ("naive", "naive_repeat", "sdpa", "flash", "paged")
+                   for layout in (Layout(), Layout(16, "random"), Layout(16, share_prefix=True))
+                   if name == "paged" or layout.block_size is None)
+    rows = measure(Comparison(trials), [Roofline()])
+    values = {m: [r["value"] for r in rows if r["metric"] == m] for m in ("ideal_bytes", "useful_flops", "hbm_bytes")}
+    assert {len(v) for v in values.values()} == {len(trials)}
+    assert len(set(values["ideal_bytes"])) == len(set(values["useful_flops"])) == 1
+    assert len(set(values["hbm_bytes"])) > 1                          # what a variant itself moves does depend
+
+
+@settings(max_examples=60, deadline=None)
+@given(workloads(), st.sampled_from([*FORMATS]), st.sampled_from([0, 1 << 30]), st.sampled_from([None, 4, 8]))
+def test_no_variant_claims_to_do_with_less_than_the_ideal(workload, name, cache_bytes, block_size):
+    ideal = ideal_traffic(workload, kv_format(name), 4)
+    for variant in variants:
+        one = trial(variant, workload, kv_format=name, layout=Layout(block_size))
+        cost = one.variant.load().cost(one, cache_bytes)
+        least = least_cost(one, cache_bytes)
+        assert cost.read_bytes >= least.read_bytes >= ideal.read_bytes
+        assert cost.write_bytes >= least.write_bytes >= ideal.write_bytes
+        assert cost.executed_flops >= least.executed_flops == useful_flops(workload)
+        assert all(type(number) is int for number in cost)
+
+
+def test_a_layout_that_does_not_share_reads_the_prefix_once_per_sequence():
+    workload = Workload.decode(GQA, batch_size=3, kv_len=80, shared_prefix=64)
+    apart, shared = (trial("paged", workload, layout=Layout(16, share_prefix=share)) for share in (False, True))
+    prefix = kv_format("fp32").nbytes(64, GQA)
+    assert least_cost(apart).read_bytes - least_cost(shared).read_bytes == 2 * prefix
+    assert least_cost(shared) == ideal_traffic(workload, kv_format("fp32"), 4)
+
+
+def test_decoding_a_format_costs_a_write_and_a_read_of_the_floats_unless_they_stay_in_the_cache():
+    workload = Workload.decode(replace(GQA, window=30), batch_size=2, kv_len=80)
+    one = trial("sdpa", workload, kv_format="int8/token")
+    ideal, floats = ideal_traffic(workload, one.format, 4), 2 * 30 * 2 * (16 + 16) * 4
+    assert one.format_path == "decoded"
+    assert least_cost(one, floats - 1) == ideal.plus(read=floats, write=floats)
+    assert least_cost(one, floats) == ideal
+    native = trial("sdpa", workload, kv_format="fp32")
+    assert native.format_path == "native" and least_cost(native) == ideal_traffic(workload, native.format, 4)
+
+
+def test_a_view_of_k_is_decoded_once():
+    latent = AttentionShape(4, 1, 24, v_head_dim=16, v_in_k=True)
+    one = trial("sdpa", Workload.decode(latent, kv_len=50), kv_format="bf16")
+    assert least_cost(one).write_bytes == 4 * 16 * 4 + 50 * 24 * 4
+
+
+def cost_of(variant, workload, cache_bytes=0, **rest):
+    one = trial(variant, workload, **rest)
+    return one.variant.load().cost(one, cache_bytes)
+
+
+@pytest.mark.parametrize("ratio", [1, 4, 16])
+def test_repeated_heads_cost_a_write_and_a_read_of_k_and_v_per_query_head(ratio):
+    shape = AttentionShape(2 * ratio, 2, 16)
+    workload = Workload.decode(shape, batch_size=2, kv_len=100)
+    grouped, repeated = cost_of("naive", workload), cost_of("naive_repeat", workload)
+    copies = 2 * 100 * (2 * ratio) * (16 + 16) * 4
+    assert (repeated.read_bytes - grouped.read_bytes, repeated.write_bytes - grouped.write_bytes) == (copies, copies)
+    assert repeated.executed_flops == grouped.executed_flops == useful_flops(workload)
+    assert cost_of("naive_repeat", workload, copies).read_bytes < repeated.read_bytes     # they fit the cache
+
+
+def test_the_score_matrix_is_moved_three_times_each_way_unless_it_stays_in_the_cache():
+    workload = Workload(replace(MHA, window=8), (5, 1), (20, 3))
+    one = trial("naive", workload)
+    scores = 4 * (5 * 12 + 1 * 3) * 4                                 # queries 15 … 19 see tokens 8 … 19 between them
+    assert score_matrix_bytes(one) == scores
+    assert cost_of("naive", workload)[:2] == tuple(n + 3 * scores for n in least_cost(one)[:2])
+    assert cost_of("naive", workload, scores)[:2] == least_cost(one)[:2]
+    assert cost_of("naive", workload).executed_flops == 2 * (16 + 16) * 4 * (5 * 12 + 1 * 3)    # hidden cells too
+
+
+def test_naive_prefill_moves_bytes_in_the_square_of_the_length_and_flash_does_not():
+    def extra(variant, n):
+        workload = Workload.prefill(MHA, q_len=n)
+        return sum(cost_of(variant, workload)[:2]) - sum(least_cost(trial(variant, workload))[:2])
+
+    assert extra("naive", 512) == 4 * extra("naive", 256) > 0
+    assert extra(Flash(q_tile=1024), 512) == 0
+
+
+def test_flash_reads_k_and_v_again_for_every_tile_of_queries():
+    """Three tiles of 4 queries over 12 tokens see 4 + 8 + 12 tokens; 12 of those reads are the ideal's."""
+    workload = Workload.prefill(GQA, q_len=12)
+    per_token = 2 * (16 + 16) * 4
+    ideal = ideal_traffic(workload, kv_format("fp32"), 4)
+    cost = cost_of(Flash(q_tile=4), workload)
+    assert cost[:2] == (ideal.read_bytes + (4 + 8) * per_token, ideal.write_bytes)
+    assert cost.executed_flops == 2 * 8 * (16 + 16) * 4 * (4 + 8 + 12)
+    assert cost_of(Flash(q_tile=4), workload, 12 * per_token)[:2] == ideal[:2]
+
+
+def test_flash_under_a_window_counts_again_only_what_two_tiles_both_see():
+    """Tokens 96 … 99 are new; tiles of 2 queries see tokens 87 … 97 and 89 … 99 of a window of 10, 9 of them twice."""
+    workload = Workload.prefill(replace(GQA, window=10), q_len=4, kv_len=100)
+    cost = cost_of(Flash(q_tile=2), workload)
+    assert cost.read_bytes - ideal_traffic(workload, kv_format("fp32"), 4).read_bytes == 9 * 2 * (16 + 16) * 4
+
+
+def test_paged_writes_and_reads_the_gathered_bytes_and_reads_its_tables():
+    workload = Workload(GQA, (1, 1), (40, 17))
+    stored, least = kv_format("fp32").nbytes(40, GQA) + kv_format("fp32").nbytes(17, GQA), None
+    one = trial("paged", workload, layout=Layout(16, "random"))
+    least, cost = least_cost(one), cost_of("paged", workload, layout=Layout(16, "random"))
+    assert cost[:2] == (least.read_bytes + stored + 8 * (3 + 2), least.write_bytes + stored)
+    assert cost_of("paged", workload, stored, layout=Layout(16, "random")).write_bytes == least.write_bytes

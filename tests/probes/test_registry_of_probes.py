@@ -1,0 +1,199 @@
+"""What holds for all probes, and for `measure`: correctness first, and a row for every metric whatever happens."""
+from itertools import chain
+from types import SimpleNamespace
+
+import pytest
+from made_variants import SMALL, compare, honest, made, of
+
+from kvlab.attention import Comparison, trial
+from kvlab.kv.cache import Layout
+from kvlab.probes import _base, measure, probes
+from kvlab.probes._base import Watch, in_order
+from kvlab.probes.kernel_error import KernelError
+from kvlab.probes.roofline import Roofline
+from kvlab.probes.timer import Timer
+from kvlab.record.reading import Reading, table
+from kvlab.studies._run import studies
+
+
+def probe(name, needs=(), metrics=None, measure=lambda self, bench: (), why_not=lambda self, trial: None):
+    return type(name, (), dict(name=name, needs=needs, metrics=metrics or {}, rotates=False, measure=measure,
+                               why_not=why_not))()
+
+
+def fast():
+    from kvlab.probes.ceilings import Ceilings
+    from kvlab.probes.nvml import Nvml
+    return [probes[n]() for n in probes if n not in ("timer", "ceilings", "nvml")] + [
+        Timer(cap_s=0.02), Ceilings(samples=2), Nvml(window_s=0.05)]
+
+
+def test_a_metric_has_one_unit_in_the_whole_project():
+    units = {}
+    declared = chain(*(probes[n].metrics.items() for n in probes),
+                     *(getattr(studies[n], "METRICS", {}).items() for n in studies))
+    for metric, unit in declared:
+        assert units.setdefault(metric, unit) == unit, metric
+    assert len(units) > 20
+
+
+@pytest.mark.parametrize("name", list(probes))
+def test_a_probe_is_named_by_its_file_and_made_without_arguments(name):
+    kind = probes[name]
+    assert kind.name == name and kind.__doc__ and isinstance(kind.rotates, bool)
+    assert all(n in list(probes) for n in kind.needs) and kind.metrics
+    assert kind() == kind()                                          # a frozen dataclass of knobs
+    assert kind().why_not(trial("naive", SMALL)) is None or len(kind().why_not(trial("naive", SMALL))) > 20
+
+
+def test_needs_form_no_circle_and_kernel_error_comes_first():
+    ordered = [p.name for p in in_order([probes[n]() for n in reversed(list(probes))])]
+    assert ordered[0] == "kernel_error" and sorted(ordered) == sorted(probes)
+    for name in ordered:
+        assert all(ordered.index(need) < ordered.index(name) for need in probes[name].needs)
+
+
+def test_a_need_that_is_not_among_the_chosen_is_no_obstacle():
+    assert [p.name for p in in_order([Roofline(), Timer()])] == ["timer", "roofline"]
+
+
+def test_a_circle_is_said():
+    with pytest.raises(ValueError, match="circle: a, b"):
+        in_order([probe("a", needs=("b",)), probe("b", needs=("a",))])
+
+
+def test_every_metric_of_every_probe_is_there_for_every_trial_whatever_happens():
+    def broken(trial, inputs):
+        raise RuntimeError("x")
+    paged = Layout(block_size=16)
+    comparison = Comparison((
+        trial(honest(), SMALL), trial(made("wrong", lambda call, inputs: call() * 2), SMALL),
+        trial(made("broken", prepare=broken), SMALL), trial("sdpa", SMALL, layout=paged)))
+    rows = measure(comparison, fast())
+    table(rows)                                                      # every row is one of the result table's
+    whole = {r["metric"] for r in rows if r["scope"] == "comparison"}
+    assert whole == {"read_ceiling", "copy_ceiling", "matmul_ceiling"}
+    for one in comparison.trials:
+        own = [r["metric"] for r in rows if r["case_id"] == one.case_id]
+        assert sorted(own) == sorted(m for p in fast() for m in p.metrics if m not in whole)
+    names = ("honest", "wrong", "broken", "sdpa")
+    status = {name: {r["status"] for r in rows if r["variant"] == name} for name in names}
+    assert status == {"honest": {"ok"}, "wrong": {"failed"}, "broken": {"failed"}, "sdpa": {"skipped"}}
+    assert {r["comparison_id"] for r in rows} == {comparison.comparison_id}
+
+
+def test_a_comparison_of_skipped_trials_alone_has_all_its_rows():
+    comparison = Comparison((trial("sdpa", SMALL, layout=Layout(block_size=16)), trial("naive", SMALL,
+                                                                                            layout=Layout(block_size=16))))
+    rows = measure(comparison)
+    assert {r["status"] for r in rows} == {"skipped"} and len(rows) == 2 * sum(len(probes[n].metrics) for n in probes)
+    assert all("contiguous caches only" in r["error"] for r in rows)
+
+
+def test_a_workload_larger_than_memory_is_refused_before_anything_is_allocated(monkeypatch):
+    monkeypatch.setattr(_base, "free_memory", lambda: 12_345)
+    monkeypatch.setattr(Comparison, "inputs", lambda self, copies: pytest.fail("allocated"))
+    comparison = compare(honest(), "naive")
+    rows = measure(comparison)
+    assert {r["status"] for r in rows} == {"oom"} and len(rows) == 2 * sum(len(probes[n].metrics) for n in probes)
+    assert f"needs {comparison.nbytes(1):,} bytes, 12,345 are free" in rows[0]["error"]
+
+
+def test_what_fits_once_is_measured_warm_rather_than_refused(monkeypatch):
+    comparison = compare(honest(), workload=SMALL)
+    needed = comparison.nbytes(1)
+    taken = []
+    inputs = Comparison.inputs
+    monkeypatch.setattr(Comparison, "inputs", lambda self, copies: taken.append(copies) or inputs(self, copies))
+    monkeypatch.setattr(_base, "rotation", lambda *_: 50)
+    monkeypatch.setattr(_base, "free_memory", lambda: needed + 1)
+    rows = measure(comparison, [KernelError(), Timer(cap_s=0.02)])
+    assert taken == [1] and {r["status"] for r in rows} == {"ok"}
+
+
+def test_inputs_that_cannot_be_made_are_rows_and_not_an_exception(monkeypatch):
+    def refused(self, copies):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+    monkeypatch.setattr(Comparison, "inputs", refused)
+    rows = measure(compare(honest()), [KernelError(), Roofline()])
+    assert {r["status"] for r in rows} == {"oom"} and len(rows) == 1 + len(Roofline.metrics)
+
+
+def test_only_a_rotating_probe_gets_more_than_one_copy(monkeypatch):
+    taken = []
+    inputs = Comparison.inputs
+    monkeypatch.setattr(Comparison, "inputs", lambda self, copies: taken.append(copies) or inputs(self, copies))
+    monkeypatch.setattr(_base, "last_level_cache", lambda: (2**14, "test"))
+    measure(compare(honest()), [KernelError()])
+    measure(compare(honest()), [KernelError(), Timer(cap_s=0.02)])
+    assert taken == [1, 6]                                           # K/V of 16 KiB: five caches and one
+
+
+def test_a_probe_that_breaks_costs_its_own_metrics_only():
+    def half(self, bench):
+        yield bench.trials[0], Reading("half", 1, "count", "measured")
+        raise RuntimeError("the sensor fell off")
+    rows = measure(compare(honest(), "naive"), [KernelError(), Roofline(), probe("half", metrics={"half": "count"},
+                                                                               measure=half)])
+    ok, broke = of(rows, "half")
+    assert ok["value"] == 1 and broke["status"] == "failed"
+    assert "probe half broke: RuntimeError: the sensor" in broke["error"]
+    assert {r["status"] for r in rows if r["metric"] != "half"} == {"ok"}
+
+
+def test_a_probe_that_says_nothing_leaves_a_row_that_says_so():
+    (row,) = of(measure(compare(honest()), [probe("mute", metrics={"mute": "count"})]), "mute")
+    assert row["kind"] == "missing" and row["note"] == "the probe mute gave no reading of it"
+
+
+def test_a_probe_that_cannot_run_is_missing_for_the_trials_concerned(monkeypatch):
+    def count(self, bench):
+        for one in bench.trials:
+            yield one, Reading("count", 1, "count", "measured")
+    picky = probe("picky", metrics={"count": "count"}, measure=count,
+                  why_not=lambda self, trial: "not for naive" if trial.variant.ref == "naive" else None)
+    rows = of(measure(compare(honest(), "naive"), [KernelError(), picky, Roofline()]), "count")
+    assert [(r["variant"], r["kind"]) for r in rows] == [("honest", "measured"), ("naive", "missing")]
+    assert rows[1]["note"] == "not for naive" and rows[1]["status"] == "ok"
+
+
+def test_a_trial_that_brought_a_process_down_is_not_run_again_and_all_is_watched():
+    def never(trial, inputs):
+        pytest.fail("run again")
+    seen, comparison = [], compare(made("culprit", prepare=never), honest())
+    culprit, other = comparison.trials
+    watch = Watch(lambda case_id, stage: seen.append((case_id, stage)), {culprit.case_id: ("oom", "it was killed")})
+    rows = measure(comparison, [KernelError(), Roofline()], watch=watch)
+    assert {(r["status"], r["error"]) for r in rows if r["case_id"] == culprit.case_id} == {("oom", "it was killed")}
+    assert {r["status"] for r in rows if r["case_id"] == other.case_id} == {"ok"}
+    assert seen == [(other.case_id, "loading"), ("", "inputs"), ("", "kernel_error"), (other.case_id, "kernel_error"),
+                    ("", "roofline"), (other.case_id, "roofline")]
+
+
+def test_a_class_that_does_not_load_is_a_failed_trial(tmp_path):
+    file = tmp_path / "bad_import.py"
+    file.write_text("raise SystemExit('not\\ntoday')\nclass Mine: pass\n")
+    rows = measure(compare(f"{file}:Mine", honest(), kv_format="bf16"), [KernelError()])
+    by = {r["variant"]: r for r in rows}
+    assert by["honest"]["status"] == "ok" and by["honest"]["format_path"] == "decoded"
+    assert by["Mine"]["error"] == "SystemExit: not today" and by["Mine"]["format_path"] is None
+
+
+def test_memory_and_cache_are_those_of_the_device(monkeypatch):
+    import torch
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (77, 100))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=5))
+    monkeypatch.setattr(_base, "free_memory", lambda: 1000)
+    monkeypatch.setattr(_base, "last_level_cache", lambda: (50, "test"))
+    assert _base.room_on("cuda:1") == (77, 5) and _base.room_on("cpu") == (1000, 50)
+
+
+def test_numbers_of_a_gpu_are_about_that_gpu(monkeypatch):
+    import torch
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    rows = measure(Comparison((trial("naive", SMALL, device="cuda"),)), [KernelError()])
+    assert rows[0]["status"] == "skipped" and "torch sees no CUDA device" in rows[0]["error"]
+    bench = _base.Bench(Comparison((trial("naive", SMALL, device="cuda"),)), [], {"built": []})
+    bench.readings.append((None, Reading("read_ceiling", 1, "B/s", "measured")))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fake GPU")
+    assert _base._rows(bench)[0]["hardware"] == "Fake GPU"

@@ -1,0 +1,403 @@
+"""The timer believes no variant: whatever is wrong, lazy or stale loses its time, and its neighbours keep theirs."""
+import threading
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+from made_variants import SMALL, compare, honest, made, of
+
+import kvlab
+from kvlab.attention.naive import Naive
+from kvlab.kv.cache import Layout
+from kvlab.probes import _base, measure, timer
+from kvlab.probes._base import Bench, rotation
+from kvlab.probes.kernel_error import KernelError
+from kvlab.probes.timer import CpuSampler, CudaSampler, Runner, Timer
+
+METRICS = list(Timer.metrics)
+
+
+@pytest.fixture(autouse=True)
+def small_cache(monkeypatch):
+    """A last-level cache of 64 KiB, so that five of it are few input copies."""
+    for module in (_base, timer):
+        monkeypatch.setattr(module, "last_level_cache", lambda: (2**16, "test"))
+
+
+def timed(*variants, artifacts=None, **options):
+    return measure(compare(*variants, **options), [KernelError(), Timer(cap_s=0.02)], artifacts=artifacts)
+
+
+def first_answer(trial, inputs):
+    call, kept = Naive().prepare(trial, inputs), []
+
+    def lazy():
+        kept or kept.append(call())
+        return kept[0].clone()
+    return lazy
+
+
+def kept_output(trial, inputs):
+    call, kept = Naive().prepare(trial, inputs), []
+
+    def lazy():
+        kept or kept.append(call())
+        return kept[0]
+    return lazy
+
+
+def kv_of_the_plan(trial, inputs):
+    """Reads q when called, but K and V as they were when it planned: unpacking done outside the clock."""
+    stored = SimpleNamespace(**vars(inputs))
+    stored.cache = SimpleNamespace(**vars(inputs.cache))
+    parts = [tuple(a.clone() for a in arrays) for arrays in inputs.stored(0)]
+    stored.q_BTQD = inputs.q_BTQD
+    stored.stored = lambda b: parts
+    stored.decode = inputs.decode
+    return Naive().prepare(trial, stored)
+
+
+def plan_of_copy_0():
+    plans = []
+
+    def prepare(trial, inputs):
+        plans or plans.append(Naive().prepare(trial, inputs))
+        return Naive().prepare(trial, inputs) if len(plans) == 0 else plans[0]
+    return prepare
+
+
+def one_token_short(trial, inputs):
+    def call():
+        q, (k,), (v,) = inputs.q_BTQD[0], *inputs.stored(0)
+        K, S, D = k.shape
+        scores = q.view(K, -1, D) @ k[:, :S - 1].transpose(1, 2) / D**0.5
+        return (scores.softmax(-1) @ v[:, :S - 1]).view(1, -1, D)
+    return call
+
+
+def drifting(after):
+    count = []
+
+    def call(honest_call, inputs):
+        count.append(1)
+        return honest_call() * (1.0 if len(count) <= after else 1.001)
+    return call
+
+
+def raising(error, in_prepare_number):
+    """Raises when it plans for the n-th time; 2 is the timed phase."""
+    plans = []
+
+    def prepare(trial, inputs):
+        plans.append(1)
+        if len(plans) >= in_prepare_number:
+            raise error
+        return Naive().prepare(trial, inputs)
+    return prepare
+
+
+def raising_call(error, after):
+    count = []
+
+    def call(honest_call, inputs):
+        count.append(1)
+        if len(count) > after:
+            raise error
+        return honest_call()
+    return call
+
+
+def in_another_thread(honest_call, inputs):
+    def work():
+        for _ in range(200_000):
+            pass
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return honest_call()
+
+
+class Lazy(torch.Tensor):
+    pass
+
+
+CHEATS = {
+    "constant": (made("constant", lambda call, inputs: torch.zeros(1, 4, 16)), "kernel_error 1 exceeds"),
+    "first_answer": (made("first_answer", prepare=first_answer), "on changed q, K and V: kernel_error"),
+    "kept_output": (made("kept_output", prepare=kept_output), "on changed q, K and V: the output holds NaN"),
+    "kv_of_the_plan": (made("kv_of_the_plan", prepare=kv_of_the_plan), "on changed q, K and V: kernel_error"),
+    "plan_of_copy_0": (made("plan_of_copy_0", prepare=plan_of_copy_0()), "on changed q, K and V: kernel_error"),
+    "one_token_short": (made("one_token_short", prepare=one_token_short), "exceeds the tolerance"),
+    "shape": (made("shape", lambda call, inputs: call()[..., :-1]), "shape (1, 4, 15), must be"),
+    "dtype": (made("dtype", lambda call, inputs: call().double()), "torch.float64, must be torch.float32"),
+    "array": (made("array", lambda call, inputs: call().numpy()), "ndarray, must be a plain torch.Tensor"),
+    "subclass": (made("subclass", lambda call, inputs: call().as_subclass(Lazy)), "Lazy, must be a plain torch.Tensor"),
+    "nan": (made("nan", lambda call, inputs: call().index_fill(0, torch.tensor(0), float("nan"))), "NaN or infinity"),
+    "nothing": (made("nothing", lambda call, inputs: None), "NoneType, must be a plain torch.Tensor"),
+    "drifts": (made("drifts", drifting(after=5)), "wrong when checked again after timing"),
+    "plan_raises": (made("plan_raises", prepare=raising(RuntimeError("no plan"), 1)), "RuntimeError: no plan"),
+    "call_raises": (made("call_raises", raising_call(OSError("no call"), 0)), "OSError: no call"),
+    "timed_plan_raises": (made("timed_plan_raises", prepare=raising(KeyError("late"), 2)), "KeyError: 'late'"),
+    "timed_call_raises": (made("timed_call_raises", raising_call(ValueError("much\nlater"), 20)), "much later"),
+    "exits": (made("exits", raising_call(SystemExit(3), 5)), "SystemExit: 3"),
+    "writes_q": (made("writes_q", lambda call, inputs: inputs.q_TQD.mul_(1.5) * 0 + call()),
+                 "writes into its inputs (q)"),
+    "writes_kv": (made("writes_kv", lambda call, inputs: inputs.cache.v_arrays[0].mul_(-1).sum() * 0 + call()),
+                  "writes into its inputs (the cache)"),
+    "other_thread": (made("other_thread", in_another_thread), "other threads did its work"),
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_is_failed_with_a_sentence_and_the_others_keep_their_times(name):
+    cheat, sentence = CHEATS[name]
+    rows = timed(cheat, honest())
+    for row in (r for metric in METRICS for r in of(rows, metric, name)):
+        assert row["status"] == "failed" and row["value"] is None and sentence in row["error"], row["error"]
+        assert "\n" not in row["error"]
+    assert len([r for r in rows if r["variant"].endswith(name)]) == 1 + len(METRICS)
+    for metric in ["kernel_error", *METRICS]:
+        (row,) = of(rows, metric, "honest")
+        assert row["status"] == "ok" and row["value"] >= 0, row["error"]
+
+
+def test_a_failed_trial_leaves_no_samples(tmp_path):
+    timed(CHEATS["nan"][0], honest(), artifacts=tmp_path)
+    (file,) = (tmp_path / "samples").iterdir()
+    assert pd.read_parquet(file)["case_id"].nunique() == 1
+    rows = timed(made("late", prepare=raising(RuntimeError("no"), 2)), artifacts=tmp_path / "none")
+    assert of(rows, "latency_s")[0]["status"] == "failed" and not (tmp_path / "none").exists()
+
+
+def test_the_front_door_reports_a_wrong_instance_of_a_class():
+    table = kvlab.measure(CHEATS["constant"][0](), SMALL, probes=["kernel_error", "timer"])
+    assert set(table["status"]) == {"failed"} and set(table["metric"]) == {"kernel_error", *METRICS}
+
+
+def test_memory_that_cannot_be_had_is_out_of_memory():
+    rows = timed(made("large", raising_call(MemoryError("no room"), 3)),
+                 made("larger", raising_call(RuntimeError("CUDA out of memory. Tried"), 3)))
+    assert {r["status"] for r in of(rows, "latency_s")} == {"oom"}
+
+
+def test_one_trial_cannot_give_the_next_more_threads():
+    seen = []
+
+    def greedy(call, inputs):
+        torch.set_num_threads(2)
+        return call()
+
+    def watching(call, inputs):
+        seen.append(torch.get_num_threads())
+        return call()
+    before = torch.get_num_threads()
+    timed(made("greedy", greedy), made("watching", watching))
+    assert set(seen) == {1} and torch.get_num_threads() == before
+
+
+def test_copies_are_overwritten_for_the_check_and_copy_0_comes_back(monkeypatch):
+    held = []
+
+    class Late:                                                     # a probe that runs after the timer
+        name, metrics, needs, rotates = "late", {}, ("timer",), False
+
+        def why_not(self, trial):
+            return None
+
+        def measure(self, bench):
+            held.append((bench.inputs, len(bench.inputs_of(bench.trials[0]))))
+            return ()
+    comparison = compare(honest(), kv_format="int8/token")
+    for free in (2**30, comparison.nbytes(1)):                      # many copies, and one only
+        monkeypatch.setattr(_base, "free_memory", lambda free=free: free)
+        measure(comparison, [KernelError(), Timer(cap_s=0.02), Late()])
+        (inputs, _), fresh = held[-1], comparison.inputs()
+        for key, copies in inputs.items():
+            assert torch.equal(copies[0].q_TQD, fresh[key][0].q_TQD)
+            for got, wanted in zip(copies[0].cache.k_arrays + copies[0].cache.v_arrays,
+                                   fresh[key][0].cache.k_arrays + fresh[key][0].cache.v_arrays):
+                assert torch.equal(got, wanted)
+    assert held[0][1] > 5 and held[1][1] == 1
+
+
+@pytest.mark.parametrize("smallest, all_of, cache, free, copies", [
+    (100, 100, 100, 10**9, 6),              # five caches and one more
+    (300, 300, 100, 10**9, 3),
+    (10**6, 10**6, 100, 10**9, 2),          # larger than the cache: the other copy evicts it
+    (100, 400, 100, 4000, 5),               # half of the free memory, over all formats
+    (100, 400, 100, 100, 1),                # never none
+    (1, 1, 2**25, 2**40, _base.MOST_COPIES),
+])
+def test_rotation(smallest, all_of, cache, free, copies):
+    assert rotation(smallest, all_of, cache, free) == copies
+
+
+def test_the_cache_state_says_when_memory_is_too_short_to_rotate(monkeypatch):
+    (row,) = of(timed(honest()), "latency_s")
+    assert row["cache_state"] == "cold (unverified)"
+    needed = compare(honest()).nbytes(1)
+    monkeypatch.setattr(_base, "free_memory", lambda: needed)
+    (row,) = of(timed(honest()), "latency_s")
+    assert row["status"] == "ok" and row["cache_state"].startswith("warm (")
+
+
+def test_calls_take_the_input_copies_in_turn_whichever_trial_runs():
+    taken = []
+
+    def note(call, inputs):
+        taken.append(inputs.seed)
+        return call()
+    comparison = compare(made("a", note), made("b", note))
+    bench = Bench(comparison, list(comparison.trials), comparison.inputs(3))
+    sampler = CpuSampler(bench)
+    a, b = (Runner(t, t.prepare(bench.inputs_of(t)), 0.0) for t in comparison.trials)
+    for runner, calls in ((a, 2), (b, 1), (a, 4)):
+        sampler.sample(runner, calls)
+    assert taken == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_an_a_a_pair_is_interleaved_and_its_samples_are_kept(tmp_path):
+    order = []
+
+    def note(name):
+        def call(honest_call, inputs):
+            order.append(name)
+            return honest_call()
+        return call
+    rows = timed(made("a", note("a")), made("b", note("b")), artifacts=tmp_path)
+    for row in of(rows, "latency_s"):
+        assert row["kind"] == "measured" and row["n"] >= 5 and 0 < row["low"] <= row["value"] <= row["high"]
+        assert row["window_s"] > 0 and row["method"].startswith("timer:")
+        samples = pd.read_parquet(tmp_path / row["artifact"])
+        own = samples[samples["case_id"] == row["case_id"]]
+        assert len(own) == row["n"] and own["round"].nunique() >= 3 and (own["seconds"] > 0).all()
+        assert own["seconds"].median() == pytest.approx(row["value"])
+        assert {0, 1, 2} <= set(own["round"])
+    turns = "".join(name for i, name in enumerate(order) if i == 0 or order[i - 1] != name)
+    assert len(turns) >= 8                                           # the blocks of three rounds and more, in turn
+
+
+class FakeTime:
+    """A clock that only calls move, and a sampler whose calls take what a test says."""
+    def __init__(self, seconds):
+        self.now, self.seconds, self.calls = 0.0, seconds, 0
+
+    def perf_counter(self):
+        return self.now
+
+    process_time = perf_counter
+
+    def sample(self, runner, calls):
+        self.calls += calls
+        took = self.seconds(self.calls)
+        self.now += took * calls
+        return took
+
+    method = "timer:fake"
+
+    def cache_state(self, trial):
+        return "cold (unverified)"
+
+    def note(self, *_):
+        return "load 0.0"
+
+
+def with_times(monkeypatch, seconds, **knobs):
+    fake = FakeTime(seconds)
+    monkeypatch.setattr(timer, "time", fake)
+    monkeypatch.setattr(timer, "CpuSampler", lambda bench: fake)
+    rows = measure(compare(honest()), [KernelError(), Timer(**knobs)])
+    return fake, {m: of(rows, m)[0] for m in METRICS}
+
+
+def test_steady_calls_stop_after_three_rounds(monkeypatch):
+    fake, row = with_times(monkeypatch, lambda i: 0.01)
+    assert row["latency_s"]["value"] == pytest.approx(0.01) and row["latency_s"]["n"] >= 5
+    assert 0.5 <= fake.now < 0.65                                    # three rounds of a sixth of a second, and warm-up
+
+
+def test_unsteady_calls_take_the_whole_cap_and_no_more(monkeypatch):
+    fake, row = with_times(monkeypatch, lambda i: 0.01 * (1 + i % 2), cap_s=0.6, target=1e-6)
+    assert 0.6 <= fake.now < 0.8 and row["latency_s"]["high"] > row["latency_s"]["low"]
+
+
+def test_calls_slower_than_a_round_still_give_the_fewest_samples_asked_for(monkeypatch):
+    _, row = with_times(monkeypatch, lambda i: 2.0, cap_s=1.0)
+    assert row["latency_s"]["n"] == 5 and "slow" not in row["latency_s"]["note"]
+
+
+def test_a_call_far_beyond_the_cap_gives_one_sample_and_says_so(monkeypatch):
+    fake, row = with_times(monkeypatch, lambda i: 20.0, cap_s=1.0)
+    assert row["latency_s"]["n"] == 1 and "slow: fewer samples" in row["latency_s"]["note"]
+    assert fake.calls == 2 and row["latency_s"]["low"] == row["latency_s"]["high"] == 20.0
+
+
+def test_short_calls_are_sampled_many_at_a_time(monkeypatch):
+    fake, row = with_times(monkeypatch, lambda i: 1e-5, cap_s=0.3)
+    assert fake.calls > 50 * row["latency_s"]["n"]
+
+
+def test_a_call_that_waits_is_not_taken_for_a_short_one(monkeypatch):
+    class Waiting(FakeTime):
+        def sample(self, runner, calls):
+            super().sample(runner, calls)
+            return 1e-6                                              # the CPU time of a call that only waits
+    fake = Waiting(lambda i: 20.0)
+    monkeypatch.setattr(timer, "time", fake)
+    monkeypatch.setattr(timer, "CpuSampler", lambda bench: fake)
+    (row,) = of(measure(compare(honest()), [KernelError(), Timer(cap_s=1.0)]), "latency_s")
+    assert fake.calls == 2 and row["n"] == 1
+
+
+def test_planning_is_reported_per_call(monkeypatch):
+    def slow_plan(trial, inputs):
+        fake.now += 0.5
+        return Naive().prepare(trial, inputs)
+    fake = FakeTime(lambda i: 0.01)
+    monkeypatch.setattr(timer, "time", fake)
+    monkeypatch.setattr(timer, "CpuSampler", lambda bench: fake)
+    (row,) = of(measure(compare(made("plans", prepare=slow_plan)), [KernelError(), Timer()]), "prepare_s")
+    assert row["value"] == pytest.approx(0.5)
+
+
+def test_the_note_holds_load_and_steal_where_the_system_tells_them(monkeypatch):
+    sampler = CpuSampler(Bench(compare(honest()), [], {}))
+    monkeypatch.setattr(timer, "cpu_steal_seconds", lambda: 3.0)
+    assert sampler.note(1.25, 2.0, 10.0) == "load 1.2, steal 10.0 %"
+    monkeypatch.setattr(timer, "cpu_steal_seconds", lambda: None)
+    assert sampler.note(1.25, None, 10.0) == "load 1.2" and sampler.note(None, None, 10.0) == ""
+
+
+def test_the_cuda_sampler_flushes_before_the_start_event_and_poisons_after_the_end(monkeypatch):
+    order, output = [], torch.zeros(2)
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            order.append("record")
+
+        def synchronize(self):
+            order.append("wait")
+
+        def elapsed_time(self, end):
+            return 3.0                                               # milliseconds
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=4096))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    sampler = CudaSampler(SimpleNamespace(comparison=SimpleNamespace(device="cpu")))
+    assert sampler.flush.nbytes == 8192
+    sampler.flush = SimpleNamespace(sum=lambda: order.append("flush"))
+    runner = SimpleNamespace(calls=[lambda: order.append("call") or output])
+    assert sampler.sample(runner, 2) == pytest.approx(3e-3)
+    assert order == ["flush", "record", "call", "record", "wait"] * 2 and output.isnan().all()
+    assert sampler.cache_state(None) == "cold (unverified)" and "flushed" in sampler.note(None, None, 1.0)
+
+
+def test_formats_and_layouts_are_timed_side_by_side():
+    from kvlab.attention import Comparison, trial
+    trials = [trial("paged", SMALL, kv_format=f, layout=Layout(block_size=16, page_order="random"))
+              for f in ("fp32", "int8/token", "int8/block16")]
+    rows = measure(Comparison((*trials, trial("naive", SMALL))), [KernelError(), Timer(cap_s=0.02)])
+    assert {r["status"] for r in rows} == {"ok"} and len(of(rows, "latency_s")) == 4

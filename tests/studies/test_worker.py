@@ -1,0 +1,214 @@
+"""Variants that crash, hang, exit or eat memory cost their own rows: real worker processes, real faults."""
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kvlab.attention import Comparison, VariantRef, trial
+from kvlab.kv.cache import Layout
+from kvlab.record.reading import table
+from kvlab.shapes import AttentionShape, Workload
+from kvlab.studies._run import Job
+from kvlab.studies._worker import Worker, _cause_of_death, case_from, worker_each
+from kvlab.studies.memory_wall import Decomposition
+
+WORKLOAD = Workload.decode(AttentionShape(4, 2, 16), kv_len=32)
+HEAD = """
+import os, signal, sys, time
+from kvlab.attention import least_cost
+from kvlab.attention.naive import Naive
+
+class Base:
+    name = "user"
+    def why_not(self, trial):
+        return None
+    def prepare(self, trial, inputs):
+        honest = Naive().prepare(trial, inputs)
+        return lambda: self.call(honest)
+    def cost(self, trial, cache_bytes=0):
+        return least_cost(trial)
+"""
+FAULTS = {
+    "Honest": ("return honest()", "ok", ""),
+    "Wrong": ("return honest() * 2", "failed", "exceeds the tolerance"),
+    "Raises": ("raise RuntimeError('no')", "failed", "RuntimeError: no"),
+    "Prints": ("print('{\"rows\": []}'); sys.stdout.flush(); os.write(1, b'\\nnoise\\n'); return honest()", "ok", ""),
+    "Asks": ("return input()", "failed", "EOFError"),
+    "Exits": ("sys.exit('enough')", "failed", "SystemExit: enough"),
+    "Vanishes": ("os._exit(3)", "failed", "the process was ended with exit code 3 in kernel_error"),
+    "Killed": ("os.kill(os.getpid(), signal.SIGKILL)", "oom", "killed (SIGKILL: out of memory, or by hand)"),
+    "Crashes": ("os.kill(os.getpid(), signal.SIGSEGV)", "failed", "crashed with signal SIGSEGV"),
+}
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and exit codes of POSIX")
+
+
+def write(folder, faults, name="faults.py"):
+    file = folder / name
+    file.write_text(HEAD + "".join(f"\nclass {name}(Base):\n    def call(self, honest):\n        {line}\n"
+                                   for name, line in faults.items()))
+    return file
+
+
+def compare(*refs, **options):
+    return Comparison(tuple(trial(ref, WORKLOAD, **options) for ref in refs))
+
+
+def status_of(rows):
+    return {r["variant"]: (r["status"], r["error"]) for r in rows if r["metric"] == "kernel_error"}
+
+
+@pytest.fixture(scope="module")
+def faulty_run(tmp_path_factory):
+    """One sweep of two comparisons, the first with every fault at once; where a process must die it starts anew."""
+    folder = tmp_path_factory.mktemp("faults")
+    file = write(folder, {name: line for name, (line, _, _) in FAULTS.items()})
+    (folder / "broken.py").write_text("raise ImportError('a module that is not there')\nclass Mine: pass\n")
+    bad = compare(*(f"{file}:{name}" for name in FAULTS), f"{folder / 'broken.py'}:Mine", "naive")
+    good = compare("naive", "sdpa")
+    answers = list(worker_each(200.0)(Job(probes=("kernel_error", "roofline")), [bad, good]))
+    return (bad, good), answers
+
+
+def test_each_fault_has_its_own_rows(faulty_run):
+    found = status_of(faulty_run[1][0])
+    for name, (_, status, sentence) in FAULTS.items():
+        assert found[name][0] == status and sentence in found[name][1], (name, found[name])
+    assert found["Mine"] == ("failed", "ImportError: a module that is not there")
+
+
+def test_the_others_of_the_comparison_keep_their_rows(faulty_run):
+    rows = faulty_run[1][0]
+    for name in ("Honest", "Prints", "naive"):
+        own = [r for r in rows if r["variant"] == name]
+        assert {r["status"] for r in own} == {"ok"} and {"kernel_error", "ideal_bytes"} <= {r["metric"] for r in own}
+
+
+def test_every_trial_has_every_metric_and_the_whole_comparisons_id(faulty_run):
+    (bad, _), (rows, _) = faulty_run
+    table(rows)
+    assert {r["comparison_id"] for r in rows} == {bad.comparison_id}
+    metrics = {v: sorted(r["metric"] for r in rows if r["variant"] == v) for v in status_of(rows)}
+    assert len(metrics) == len(FAULTS) + 2 and len({tuple(m) for m in metrics.values()}) == 1
+    assert {r["case_id"] for r in rows} == {t.case_id for t in bad.trials}
+
+
+def test_the_sweep_goes_on_in_a_new_worker(faulty_run):
+    (_, good), (_, rows) = faulty_run
+    assert {r["status"] for r in rows} == {"ok"} and {r["comparison_id"] for r in rows} == {good.comparison_id}
+
+
+def test_one_that_hangs_is_stopped_and_one_that_floods_the_output_too(tmp_path):
+    file = write(tmp_path, {"Sleeps": "time.sleep(3600)",
+                            "Floods": "\n        while True:\n            print('flood' * 20, flush=True); "
+                                      "time.sleep(0.01)"})
+    worker = Worker(patience_s=5.0)
+    rows = worker.rows(Job(probes=("kernel_error",)), compare(f"{file}:Sleeps", f"{file}:Floods", "naive"))
+    found = status_of(rows)
+    worker.close()
+    for name in ("Sleeps", "Floods"):
+        assert found[name] == ("failed", "gave no sign of life for 5 s and was stopped in kernel_error")
+    assert found["naive"][0] == "ok" and worker.process.poll() is not None
+
+
+def scripted(monkeypatch, *answers):
+    """A worker whose conversation is written down: what each `_ask` gives back."""
+    worker, asked, answers = Worker(1.0), [], iter(answers)
+    monkeypatch.setattr(worker, "_ask", lambda job, case, failures: asked.append(dict(failures)) or next(answers))
+    return worker, asked
+
+
+def test_a_trial_that_brings_the_worker_down_is_left_out_the_next_time(monkeypatch):
+    worker, asked = scripted(monkeypatch, (("a", "timer"), {"died": ("oom", "killed")}),
+                             (("b", "timer"), {"died": ("failed", "crashed")}), (("c", "timer"), {"rows": [1]}))
+    assert worker.rows(Job(), compare("naive")) == [1]
+    assert asked == [{}, {"a": ("oom", "killed in timer")},
+                     {"a": ("oom", "killed in timer"), "b": ("failed", "crashed in timer")}]
+
+
+@pytest.mark.parametrize("last", [None, ("", "ceilings")])
+def test_a_death_in_kvlabs_own_code_is_laid_at_no_trials_door(monkeypatch, last):
+    worker, asked = scripted(monkeypatch, (last, {"died": ("oom", "killed")}))
+    case = compare("naive")
+    (row,) = worker.rows(Job(), case)
+    assert (row["metric"], row["status"], row["error"]) == ("case", "oom", "killed") and asked == [{}]
+    assert row["comparison_id"] == row["case_id"] == case.comparison_id and row["scope"] == "comparison"
+    table([row])
+
+
+def test_a_trial_blamed_twice_ends_the_case(monkeypatch):
+    again = (("a", "memory"), {"died": ("failed", "crashed")})
+    worker, _ = scripted(monkeypatch, again, again)
+    assert [r["metric"] for r in worker.rows(Job(), compare("naive"))] == ["case"]
+
+
+@pytest.mark.parametrize("code, status, what", [
+    (-9, "oom", "SIGKILL"), (-11, "failed", "SIGSEGV"), (3, "failed", "exit code 3"), (0, "failed", "exit code 0")])
+def test_exit_codes_in_words(code, status, what):
+    assert _cause_of_death(code)[0] == status and what in _cause_of_death(code)[1]
+
+
+@pytest.mark.parametrize("kind", ["os:system", "subprocess:Popen", "kvlab_user_x:Mine", "kvlabx.a:B"])
+def test_only_kvlabs_own_cases_are_made_from_a_message(kind):
+    with pytest.raises(ValueError, match="kvlab's own classes"):
+        case_from(kind, {})
+
+
+@pytest.mark.parametrize("case", [
+    Decomposition("Qwen/Qwen2-72B", 128),
+    compare("naive", "sdpa"),
+    Comparison((trial(VariantRef("paged", (("a", True), ("b", 1), ("c", 1.0), ("d", None), ("e", "x"))), WORKLOAD,
+                      layout=Layout()),
+                trial("naive", WORKLOAD, kv_format="int8/block16", replica=1)))])
+def test_a_case_survives_the_message_unchanged(case):
+    kind = type(case)
+    again = case_from(f"{kind.__module__}:{kind.__qualname__}", json.loads(json.dumps(asdict(case))))
+    assert again == case and again.comparison_id == case.comparison_id
+
+
+def talk(*lines):
+    """What a worker answers to these lines, and its exit code."""
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run([sys.executable, "-m", "kvlab.studies._worker"], input="".join(line + "\n" for line in lines),
+                          text=True, capture_output=True, timeout=300,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])})
+    return [json.loads(line) for line in done.stdout.splitlines()], done
+
+
+def test_a_study_that_raises_is_one_failed_row_and_a_study_of_plain_numbers_needs_no_tensors(tmp_path):
+    def message(case, **more):
+        return json.dumps(dict(study="memory_wall", artifacts=str(tmp_path), probes=None, failures={},
+                               type=f"{type(case).__module__}:{type(case).__qualname__}", case=asdict(case), **more))
+    answers, done = talk(message(Decomposition("no such model", 128)), message(Decomposition("Qwen/Qwen2-72B", 128)))
+    assert done.returncode == 0
+    failed, fine = answers
+    assert failed["rows"][0]["status"] == "failed" and "no such model" in failed["rows"][0]["error"]
+    assert {r["metric"] for r in fine["rows"]} == {"weight_bytes", "kv_bytes", "crossover_tokens", "kv_to_weights"}
+
+
+def test_sending_to_a_worker_that_just_died_is_no_error():
+    worker = Worker(1.0)
+
+    def gone(text):
+        raise BrokenPipeError
+    worker.process = SimpleNamespace(stdin=SimpleNamespace(write=gone))
+    worker._send({"case": 1})
+
+
+def test_a_worker_that_does_not_end_by_itself_is_killed():
+    ended = []
+
+    def wait(timeout=None):
+        if timeout:
+            raise subprocess.TimeoutExpired("worker", timeout)
+        ended.append("waited")
+    worker = Worker(1.0)
+    worker.process = SimpleNamespace(poll=lambda: None, stdin=SimpleNamespace(close=lambda: None), wait=wait,
+                                     kill=lambda: ended.append("killed"))
+    worker.close()
+    assert ended == ["killed", "waited"]
+    Worker(1.0).close()                                              # one that was never started

@@ -1,0 +1,233 @@
+"""The command line: what it prints, what it refuses in one sentence, and its exit codes."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvlab.cli import main
+from kvlab.record.reading import COLUMNS
+
+ROOT = Path(__file__).parents[1]
+
+
+def kvlab(*arguments, cwd=None):
+    """(exit code, stdout, stderr) of the command in a process of its own."""
+    done = subprocess.run([sys.executable, "-m", "kvlab", *arguments], capture_output=True, text=True, cwd=cwd,
+                          timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"})
+    return done.returncode, done.stdout, done.stderr
+
+
+def called(monkeypatch, capsys, *arguments):
+    """(exit code, stdout, stderr) of the command in this process."""
+    monkeypatch.setattr(sys, "argv", ["kvlab", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code, *capsys.readouterr()
+
+
+@pytest.fixture
+def run_here(monkeypatch, capsys):
+    return lambda *arguments: called(monkeypatch, capsys, *arguments)
+
+
+def test_help_and_size_load_neither_torch_nor_matplotlib():
+    code = ("import sys; sys.argv = ['kvlab', *sys.argv[1:]]\n"
+            "from kvlab.cli import main\n"
+            "try: main()\n"
+            "except SystemExit: pass\n"
+            "print(sorted({'torch', 'matplotlib', 'pandas'} & set(sys.modules)), file=sys.stderr)")
+    for arguments in (["--help"], ["size", "Qwen/Qwen2-72B", "--kv-len", "4096"]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+        assert done.stderr.strip() == "[]"
+
+
+def test_size_of_the_articles_example(run_here):
+    code, out, _ = run_here("size", "Qwen/Qwen2-72B", "--kv-len", "4096", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert list(found)[:10] == ["model", "kv_len", "batch_size", "kv_format", "tp", "kv_bytes", "kv_bytes_per_token",
+                                "state_bytes", "weight_bytes", "article_formula_bytes"]
+    assert (found["kv_bytes"], found["kv_bytes_per_token"], found["weight_bytes"]) == (
+        1_342_177_280, 327_680, 145_412_407_296)
+    assert found["kv_bytes"] / 2**30 == 1.25
+
+
+def test_size_in_words_names_the_crossover_and_the_formula(run_here):
+    code, out, err = run_here("size", "qwen2-72b", "--kv-len", "40000", "--batch", "2", "--tp", "16")
+    assert code == 0 and "443,763" in out and "article's formula" in out and "on each of 16 ranks" in out
+    assert "beyond the 32,768 tokens" in err
+
+
+@pytest.mark.parametrize("arguments, sentence", [
+    (["size", "Qwen/Qwen2-7", "--kv-len", "10"], "Did you mean 'Qwen/Qwen2-72B'"),
+    (["size", "Qwen/Qwen2-72B", "--kv-len", "0"], "at least 1"),
+    (["size", "Qwen/Qwen2-72B", "--kv-len", "-5"], "at least 1"),
+    (["size", "Qwen/Qwen2-72B", "--kv-len", "10", "--kv-format", "int8/tokn"], "Did you mean 'int8/token'"),
+    (["size", "Qwen/Qwen2-72B", "--kv-len", "10", "--tp", "3"], "allowed tp"),
+    (["size", "Qwen/Qwen2-72B"], "--kv-len"),
+    (["ls", "model"], "Did you mean 'models'"),
+    (["measure", "--variant", "flsh", "--kv-len", "64"], "Did you mean 'flash'"),
+    (["measure", "--variant", "flash", "--kv-len", "64", "--q-heads", "30", "--kv-heads", "8"], "not a multiple"),
+    (["measure", "--variant", "flash", "--kv-len", "64", "--q-len", "65"], "kv_len=64 is less than q_len=65"),
+    (["measure", "--variant", "flash", "--kv-len", "-1"], "at least 1"),
+    (["measure", "--variant", "flash", "--kv-len", "64", "--batch", "0"], "at least 1"),
+    (["measure", "--variant", "flash", "--kv-len", "64", "--kv-format", "int9"], "no KV format named 'int9'"),
+    (["measure", "--variant", "flash", "--kv-len", "64", "--device", "gpu"], "allowed: cpu, cuda"),
+    (["measure", "--variant", "flash", "--kv-len", "4000000000"], "are free"),
+    (["measure", "--variant", "nope.py:Mine", "--kv-len", "64"], "cannot read 'nope.py'"),
+    (["measure", "--variant", "naive", "--kv-len", "64", "--block-size", "16"], "use the variant paged"),
+    (["run", "memory_wal"], "Did you mean 'memory_wall'"),
+    (["run", "memory_wall", "--size", "tiny"], "allowed: smoke, small, large"),
+    (["run", "memory_wall", "--variants", "sdp"], "Did you mean 'sdpa'"),
+    (["run", "memory_wall", "--model", "Qwen/Qwen2-73B"], "Did you mean 'Qwen/Qwen2-72B'"),
+    (["run", "memory_wall", "--resume", "nothing"], "no run named 'nothing'"),
+    (["run", "memory_wall", "--out", "no/such/folder"], "cannot write results"),
+    (["figure", "memory_wal"], "Did you mean 'memory_wall'"),
+    (["figure", "memory_wall", "--format", "gif"], "allowed: png, pdf"),
+    (["figure", "memory_wall", "--run", "nothing"], "no run named 'nothing'"),
+    (["report", "nothing"], "no run named 'nothing'"),
+    (["check", "sdp"], "Did you mean 'sdpa'"),
+    (["frobnicate"], "frobnicate"),
+])
+def test_wrong_use_is_one_sentence_and_exit_code_2(run_here, tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_here(*arguments)
+    assert code == 2 and sentence in err
+    assert err.startswith("kvlab: ") and len(err.strip().splitlines()) == 1
+    assert out == "" and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["models", "gpus", "variants", "formats", "probes", "studies", "figures", "metrics"])
+def test_ls_lists_objects_with_a_name(run_here, what):
+    code, out, _ = run_here("ls", what, "--json")
+    rows = json.loads(out)
+    assert code == 0 and rows and all(isinstance(row["name"], str) and row["name"] for row in rows)
+    code, out, _ = run_here("ls", what)
+    assert code == 0 and rows[0]["name"][:20] in out
+
+
+def test_ls_says_why_a_probe_cannot_run_here(run_here):
+    rows = {row["name"]: row for row in json.loads(run_here("ls", "probes", "--json")[1])}
+    assert rows["timer"]["cannot_run_here"] == ""
+    import pynvml
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        assert "LibraryNotFound" in rows["nvml"]["cannot_run_here"]
+
+
+def test_measure_gives_every_number_its_kind(tmp_path):
+    arguments = ["measure", "--variant", "flash", "--batch", "4", "--kv-len", "256", "--q-heads", "8", "--kv-heads",
+                 "2", "--head-dim", "32", "--kv-format", "int8/token"]
+    code, out, _ = kvlab(*arguments, "--json", cwd=tmp_path)
+    rows = json.loads(out)
+    assert code == 0 and all(list(row) == list(COLUMNS) for row in rows)
+    kinds = {row["metric"]: row["kind"] for row in rows}
+    assert kinds["latency_s"] == kinds["kernel_error"] == kinds["peak_extra_bytes"] == "measured"
+    assert kinds["ideal_bytes"] == "modelled"
+    assert {row["variant"] for row in rows} == {"flash", ""} and {row["format_path"] for row in rows} == {"decoded", ""}
+    code, out, _ = kvlab(*arguments, cwd=tmp_path)
+    assert code == 0 and "flash: decode, batch 4" in out and "latency_s" in out and "measured" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+WRONG = '''
+from kvlab.attention.naive import Naive
+from dataclasses import dataclass
+from typing import ClassVar
+
+@dataclass(frozen=True)
+class Wrong(Naive):
+    name: ClassVar[str] = "wrong"
+    def prepare(self, trial, inputs):
+        call = super().prepare(trial, inputs)
+        return lambda: call() * 1.5
+'''
+
+
+def test_measure_and_check_of_a_wrong_variant_end_with_1(tmp_path):
+    (tmp_path / "my.py").write_text(WRONG)
+    code, out, _ = kvlab("measure", "--variant", "my.py:Wrong", "--kv-len", "64", "--head-dim", "32", cwd=tmp_path)
+    assert code == 1 and "exceeds the tolerance" in out
+    code, out, _ = kvlab("check", "my.py:Wrong", cwd=tmp_path)
+    assert code == 1 and "\n0 cells agree" in out and "exceeds the tolerance" in out
+    code, out, _ = kvlab("check", "my.py:Wrong", "--json", cwd=tmp_path)
+    assert code == 1 and {cell["status"] for cell in json.loads(out)} == {"failed", "skipped"}
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """A run of the study at size smoke with a variant from outside the package: (folder, exit code, stdout)."""
+    folder = tmp_path_factory.mktemp("smoke")
+    (folder / "my.py").write_text(WRONG.replace("* 1.5", "").replace("Wrong", "Mine").replace("wrong", "mine"))
+    code, out, err = kvlab("run", "memory_wall", "--size", "smoke", "--variants", "sdpa,naive,my.py:Mine",
+                           "--out", ".", cwd=folder)
+    assert "Traceback" not in err
+    return folder, code, out
+
+
+def test_run_ends_with_the_run_directory_and_says_its_findings(smoke):
+    folder, code, out = smoke
+    last = folder / out.strip().splitlines()[-1]
+    assert code == 0 and last.parent == folder / "memory_wall"
+    assert {p.name for p in last.iterdir()} >= {"manifest.json", "readings.jsonl", "readings.parquet", "figures",
+                                                "samples"}
+    for words in ("Decode time grows with ideal bytes", "of the matmul ceiling", "Prefill memory of naive grows as",
+                  "Resolution:", "443,763", "Next: kvlab report"):
+        assert words in out
+    manifest = json.loads((last / "manifest.json").read_text())
+    assert any("class Mine" in source["source"] for source in manifest["variants"])
+
+
+def test_a_variant_of_the_users_own_is_in_the_tables_and_the_figures(smoke):
+    folder, _, out = smoke
+    last = folder / out.strip().splitlines()[-1]
+    for name in ("memory_wall", "decode_time", "attention_memory"):
+        assert (last / "figures" / f"{name}.png").stat().st_size > 10_000
+        assert "Mine" in (last / "figures" / f"{name}.csv").read_text()
+
+
+def test_report_figure_and_resume_of_a_finished_run(smoke):
+    folder, _, out = smoke
+    last = out.strip().splitlines()[-1]
+    code, told, _ = kvlab("report", last, cwd=folder)
+    page = (folder / told.strip()).read_text()
+    assert code == 0 and "Mine" in page and "data:image/png;base64" in page and "http" not in page.split("<body")[0]
+    code, told, _ = kvlab("figure", "decode_time", "--run", last, "--out", "drawn", "--format", "pdf", cwd=folder)
+    assert code == 0 and (folder / "drawn" / "decode_time.pdf").exists() and (folder / "drawn/decode_time.csv").exists()
+    before = (folder / last / "readings.jsonl").read_bytes()
+    code, told, _ = kvlab("run", "memory_wall", "--resume", last, "--out", ".", cwd=folder)
+    assert code == 0 and told.strip().splitlines()[-1] == last
+    assert (folder / last / "readings.jsonl").read_bytes() == before
+
+
+def test_a_read_only_output_folder_is_refused_before_measuring(tmp_path):
+    (tmp_path / "profiles").write_text("a file where the folder should be")
+    code, out, err = kvlab("run", "memory_wall", "--size", "smoke", cwd=tmp_path)
+    assert code == 2 and "cannot write results" in err and len(err.strip().splitlines()) == 1
+
+
+def test_ctrl_c_keeps_what_was_committed_and_says_how_to_go_on(tmp_path):
+    import signal
+    import time
+    process = subprocess.Popen([sys.executable, "-m", "kvlab", "run", "memory_wall", "--size", "smoke", "--variants",
+                                "sdpa,naive", "--out", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not any(b'{"commit"' in j.read_bytes()
+                  for j in tmp_path.glob("*/*/readings.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    run = next(tmp_path.glob("memory_wall/*"))
+    assert process.returncode == 130 and f"--resume {run}" in err and "Traceback" not in err
+    assert (run / "readings.parquet").exists()
+    from kvlab.record.store import RunStore
+    kept = RunStore.open(run).committed
+    assert kept
+    code, out, err = kvlab("run", "memory_wall", "--resume", str(run), "--out", str(tmp_path))
+    finished = RunStore.open(run)
+    assert code == 0 and kept < finished.committed and len(finished.committed) == 9 and finished.problems == []
