@@ -183,7 +183,7 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
             q_len: Annotated[int, typer.Option(help="New tokens per sequence; 1 = decode.")] = 1,
             window: Annotated[int | None, typer.Option(help="Sliding window in tokens.")] = None,
             kv_format: Annotated[str | None, typer.Option(help="Default: the trial's dtype.")] = None,
-            block_size: Annotated[int | None, typer.Option(help="Tokens per block; default: the variant's own.")] = None,
+            block_size: Annotated[int | None, typer.Option(help="Tokens per block; default: the variant's.")] = None,
             page_order: Annotated[str, typer.Option(help="in_order or random; with --block-size.")] = "random",
             dtype: Annotated[str | None, typer.Option(help="fp32 (cpu), bf16 (cuda) or fp16.")] = None,
             device: Annotated[str, typer.Option()] = "cpu",

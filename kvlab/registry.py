@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.machinery
 import importlib.util
 import pkgutil
 import sys
@@ -60,13 +61,20 @@ def entry_of(module: ModuleType, attribute: str, name: str):
     return found[0]
 
 
+class _Source(importlib.machinery.SourceFileLoader):
+    """Runs the text that is in the file now: a bytecode file beside it may be of an earlier text."""
+
+    def get_code(self, fullname: str):
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def load_file(path: str | Path) -> ModuleType:
     """Import a Python file from outside the package, under a name of its own."""
     path = Path(path)
     if not path.is_file() or path.suffix != ".py":
         raise KeyError(f"no Python file {str(path)!r}; give the path of a .py file, then ':' and the class in it")
     name = f"kvlab_user_{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Source(name, str(path)))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module                          # dataclasses look their module up while it is being run
     try:

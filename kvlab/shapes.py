@@ -41,8 +41,10 @@ class AttentionShape:
         if self.v_in_k and self.v_dim > self.head_dim:
             raise ValueError(f"v_in_k needs v_head_dim <= head_dim, got v_head_dim={self.v_dim}, "
                              f"head_dim={self.head_dim}")
-        if self.softcap is not None and not self.softcap > 0:
-            raise ValueError(f"softcap={self.softcap!r} must be above 0 (or None for no soft-capping)")
+        if self.softcap is not None:
+            if not self.softcap > 0:
+                raise ValueError(f"softcap={self.softcap!r} must be above 0 (or None for no soft-capping)")
+            object.__setattr__(self, "softcap", float(self.softcap))    # 20 and 20.0 are one shape, with one id
 
     @property
     def group_ratio(self) -> int:

@@ -197,9 +197,9 @@ class Trial:
     replica: int = 0
 
     def __post_init__(self):
-        kv_format(self.kv_format)                                    # raises for an unknown format, by name
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r}; allowed: {', '.join(DTYPES)}")
+        kv_format(self.kv_format)                                    # raises for an unknown format, by name
         if self.data not in ("gaussian", "outlier"):
             raise ValueError(f"data={self.data!r}; allowed: gaussian, outlier")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
@@ -289,9 +289,14 @@ class Inputs:
     def decode(self, arrays_k, arrays_v, kv_len: int, first: int = 0) -> tuple[Tensor, Tensor]:
         """(k, v) as floats of q's dtype, tokens first … kv_len; a view where they are stored in that dtype."""
         fmt, shape, dtype = self.cache.format, self.cache.shape, self.q_TQD.dtype
-        k = fmt.k.decode(arrays_k, kv_len, dtype)[..., first:, :]
-        v = k[..., :shape.v_dim] if shape.v_in_k else fmt.v.decode(arrays_v, kv_len, dtype)[..., first:, :]
-        return k, v
+        k_parts, v_parts = fmt.components(shape)
+        base = first - first % fmt.token_group(shape)                # what lies before is hidden, and is not touched
+
+        def side(codec, arrays, components):
+            rows = tuple(a[..., base // c.tokens:, :] for a, c in zip(arrays, components))
+            return codec.decode(rows, kv_len - base, dtype)[..., first - base:, :]
+        k = side(fmt.k, arrays_k, k_parts)
+        return k, k[..., :shape.v_dim] if shape.v_in_k else side(fmt.v, arrays_v, v_parts)
 
 
 @dataclass(frozen=True)
@@ -332,7 +337,7 @@ class Comparison:
         return {(t.kv_format, t.layout): sum(t.format.nbytes(n, w.shape) for n in w.kv_lens) for t in self.trials}
 
     def nbytes(self, copies: int) -> int:
-        """Bytes that inputs(copies) will allocate, the originals of copy 0 and the oracle's fp64 copies included."""
+        """Bytes that inputs(copies) will allocate, with the originals of copy 0 and what the oracle needs in fp64."""
         w, s, stored = self.workload, self.workload.shape, 0
         for name, layout in self.cache_bytes():
             fmt = kv_format(name)
@@ -341,7 +346,8 @@ class Comparison:
             stored += blocks * fmt.nbytes(block_size, s)
         q = sum(w.q_lens) * s.num_q_heads * s.head_dim * self.trials[0].itemsize
         fp32 = 4 * sum(w.kv_lens) * s.num_kv_heads * (s.head_dim + s.v_dim)
-        return copies * (stored + q) + 4 * fp32
+        scores = 3 * 8 * s.num_q_heads * min(sum(w.q_lens), 256) * max(w.kv_lens)       # of the oracle, in fp64
+        return copies * (stored + q) + 4 * fp32 + scores
 
     def inputs(self, copies: int = 1) -> dict[tuple[str, Layout], list[Inputs]]:
         """The tensors of every (kv_format, layout), built once and shared by the variants; copy i has seed + i."""

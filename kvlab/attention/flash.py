@@ -28,10 +28,11 @@ class Flash:
             out_TQE = torch.empty(sum(w.q_lens), shape.num_q_heads, shape.v_dim, dtype=trial.torch_dtype,
                                   device=trial.device)
             for b, (q_TQD, out) in enumerate(zip(inputs.q_BTQD, out_TQE.split(w.q_lens))):
-                k_KSD, v_KSE = inputs.decode(*inputs.stored(b), w.kv_lens[b])
+                first = w.first_visible(b)
+                k_KSD, v_KSE = inputs.decode(*inputs.stored(b), w.kv_lens[b], first)
                 for start in range(0, w.q_lens[b], self.q_tile):
                     tile = slice(start, start + self.q_tile)
-                    out[tile] = self.attend(q_TQD[tile], k_KSD, v_KSE, w.kv_lens[b] - w.q_lens[b] + start, shape)
+                    out[tile] = self.attend(q_TQD[tile], k_KSD, v_KSE, w.kv_lens[b] - w.q_lens[b] + start - first, shape)
             return out_TQE
         return call
 

@@ -127,9 +127,12 @@ class KVCache:
         start = kv_len - kv_len % group
         if start < kv_len:
             # in fp32, whatever the dtype of the new tokens: a narrower one would round, or overflow, what is stored
-            old_k, old_v = self.format.decode(self.gather(block_table, kv_len), self.shape, torch.float32)
-            k_TKD = torch.cat([old_k[start:], k_TKD])
-            v_TKD = None if v_TKD is None else torch.cat([old_v[start:], v_TKD])
+            block = start // self.block_size                           # the only one that the open group lies in
+            base = block * self.block_size
+            stored = self.gather(block_table[block:block + 1], kv_len - base)
+            old_k, old_v = self.format.decode(stored, self.shape, torch.float32)
+            k_TKD = torch.cat([old_k[start - base:], k_TKD])
+            v_TKD = None if v_TKD is None else torch.cat([old_v[start - base:], v_TKD])
         packed = self.format.encode(k_TKD, v_TKD)
         self._check(block_table, start + packed.kv_len)
         self._fits(packed)

@@ -128,6 +128,7 @@ def serve() -> None:
     os.dup2(2, 1)                                   # whatever a variant prints goes to stderr, not into the answers
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)    # and what it asks for is not answered with the next case
     signal.signal(signal.SIGINT, signal.SIG_IGN)    # Ctrl-C is the parent's to handle: it closes our input
+    import torch  # noqa: F401                      # now, while the parent waits START_S longer
 
     def say(message: dict) -> None:
         answers.write(json.dumps(message) + "\n")

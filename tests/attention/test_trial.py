@@ -200,7 +200,8 @@ def test_the_bytes_announced_before_allocation_cover_what_is_allocated(layout, k
     inputs = whole.inputs(3)[kv_format, layout]
     allocated = sum(one.cache.nbytes + one.q_TQD.nbytes for one in inputs)
     originals = sum(x.nbytes for x in inputs[0].k + inputs[0].v)
-    assert whole.nbytes(3) == allocated + originals + 3 * originals, "the oracle's fp64 copies, and room to sum them"
+    scores = 8 * 4 * 9 * 1000                                        # fp64, 4 heads, 9 query tokens, at most 1000 tokens
+    assert whole.nbytes(3) == allocated + originals + 3 * originals + 3 * scores, "and what the oracle needs in fp64"
     assert whole.cache_bytes() == {(kv_format, layout): 8 * inputs[0].cache.format.nbytes(3, workload.shape)
                                    + inputs[0].cache.format.nbytes(1000, workload.shape)}
 
@@ -211,7 +212,7 @@ def test_the_bytes_announced_before_allocation_cover_what_is_allocated(layout, k
     (dict(variant="sdpaa"), "no attention variant named 'sdpaa'. Did you mean 'sdpa'? Known: "),
     (dict(variant="nonsense"), "no attention variant named 'nonsense'. Known: flash, "),
     (dict(kv_format="int8/tokn"), "no KV format named 'int8/tokn'. Did you mean 'int8/token'?"),
-    (dict(dtype="fp8"), "no KV format named 'fp8'. Did you mean"),
+    (dict(dtype="fp8"), "dtype='fp8'; allowed: fp32, fp16, bf16"),
     (dict(dtype="fp64", kv_format="fp32"), "dtype='fp64'; allowed: fp32, fp16, bf16"),
     (dict(data="uniform"), "data='uniform'; allowed: gaussian, outlier"),
     (dict(device="gpu"), "device='gpu'; allowed: cpu, cuda, cuda:0, cuda:1"),

@@ -88,10 +88,10 @@ def test_aliases_lead_to_rows_and_hide_none():
         assert model(name) is models()[target]
 
 
-def test_unknown_model_names_a_near_one_and_the_list():
+def test_unknown_model_names_near_ones_and_the_command_that_lists_all():
     with pytest.raises(KeyError, match="Did you mean 'Qwen/Qwen2-72B'") as error:
         model("Qwen/Qwen2-72C")
-    assert "openai/gpt-oss-120b" in str(error.value)
+    assert "kvlab ls models" in str(error.value) and "(or Qwen/Qwen-72B" in str(error.value)
 
 
 def test_part_of_a_name_is_not_enough():

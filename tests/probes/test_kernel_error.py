@@ -93,11 +93,12 @@ def test_a_variant_that_writes_into_its_inputs_spoils_them_for_nobody():
         return honest_call()
 
     def shifts_kv(trial, inputs):                                   # already when it plans, and then it raises
-        inputs.cache.k_arrays[0].add_(1)
+        inputs.cache.k_arrays[0].mul_(-1)
         raise RuntimeError("cannot")
-    rows = measure(compare(made("q", scales_q), made("kv", prepare=shifts_kv), honest()), [KernelError()])
+    rows = measure(compare(honest("before"), made("q", scales_q), honest("between"), made("kv", prepare=shifts_kv),
+                           honest("after")), [KernelError()])
     by = {r["variant"]: r for r in rows}
-    assert by["honest"]["status"] == "ok"
+    assert [by[name]["status"] for name in ("before", "between", "after")] == ["ok"] * 3
     assert "writes into its inputs (q)" in by["q"]["error"] and "cannot" in by["kv"]["error"]
 
 

@@ -179,7 +179,7 @@ def talk(*lines):
     return [json.loads(line) for line in done.stdout.splitlines()], done
 
 
-def test_a_study_that_raises_is_one_failed_row_and_a_study_of_plain_numbers_needs_no_tensors(tmp_path):
+def test_a_case_that_raises_is_one_failed_row_and_the_next_is_answered(tmp_path):
     def message(case, **more):
         return json.dumps(dict(study="memory_wall", artifacts=str(tmp_path), probes=None, failures={},
                                type=f"{type(case).__module__}:{type(case).__qualname__}", case=asdict(case), **more))

@@ -63,6 +63,8 @@ class KVFormat:
         Refuses NaN and infinity: one such value would spoil every later output without a word.
         """
         kv_len = k_SKD.shape[0]
+        if kv_len < 1:
+            raise ValueError("there are no tokens to store: K has kv_len 0")
         for name, x_SKD in (("K", k_SKD), ("V", v_SKD)):
             if x_SKD is not None and not bool((finite := x_SKD.isfinite()).all()):
                 token = int((~finite).flatten(1).any(1).nonzero()[0])
