@@ -16,7 +16,7 @@ NEW = {
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.attention._base import contiguous_only, least_cost
+from kvlab.attention import contiguous_only, least_cost
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,19 @@
-"""What a variant must answer, what a trial is, and the fp64 oracle by which every variant is judged.
+"""A trial is one cell of an experiment as pure data; a comparison is the trials that are measured together.
 
-Legend: B = sequence, T = query token, S = kv token, Q = query head, K = kv head, G = query heads per kv head,
-D = head_dim, E = v_head_dim.
+Legend: B = sequence, T = query token, S = kv token, Q = query head, K = kv head, D = head_dim, E = v_head_dim.
 """
 from __future__ import annotations
 
-import ast
 import hashlib
-import inspect
 import json
 import re
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from functools import cache, cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
+from kvlab.attention._variant import VariantRef
 from kvlab.kv.cache import KVCache, Layout, block_tables
 from kvlab.kv.formats import KVFormat, kv_format
-from kvlab.registry import Registry, load_file, no_such
 from kvlab.shapes import Workload
 
 if TYPE_CHECKING:
@@ -26,156 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DTYPES = {"fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2)}
-
-
-class Cost(NamedTuple):
-    """What an algorithm must move to and from memory, and compute, at the least. Never a measurement."""
-    read_bytes: int
-    write_bytes: int
-    executed_flops: int
-
-    def plus(self, read: int = 0, write: int = 0, flops: int = 0) -> Cost:
-        return Cost(self.read_bytes + read, self.write_bytes + write, self.executed_flops + flops)
-
-
-class Variant(Protocol):
-    """How attention is computed. A frozen dataclass in its own file; knobs are its fields."""
-    name: str
-
-    def why_not(self, trial: Trial) -> str | None:
-        """One sentence on why this cannot run, or None."""
-
-    def prepare(self, trial: Trial, inputs: Inputs) -> Callable[[], Tensor]:
-        """Plan outside the clock; the call returns the output of all query tokens, [sum of q_lens, Q, E].
-
-        The call reads q and the cache when it is called and keeps nothing derived from them between calls.
-        """
-
-    def cost(self, trial: Trial, cache_bytes: int = 0) -> Cost:
-        """What this algorithm must move and do at the least.
-
-        Intermediate arrays of at most cache_bytes stay in the last-level cache and cost nothing.
-        """
-
-
-variants = Registry("attention variant", "kvlab.attention", attribute="name")
-_local: dict[str, type] = {}        # classes that exist only in this process (a notebook cell), by name
-
-
-@dataclass(frozen=True)
-class VariantRef:
-    """How a variant is named in data: a registry name, "path/to/file.py:Class" or "cell:Class", and its knobs."""
-    ref: str
-    knobs: tuple[tuple[str, int | float | str | bool | None], ...] = ()
-
-    @classmethod
-    def of(cls, variant: VariantRef | Variant | str) -> VariantRef:
-        """A reference to a name, a class or an instance; an unknown name raises KeyError with a near match."""
-        if isinstance(variant, VariantRef):
-            return variant
-        if isinstance(variant, str):
-            if ".py:" in variant:
-                _class_in(variant)
-            else:
-                variants[variant]                       # raises for an unknown name, before anything is measured
-            return cls(variant)
-        kind = variant if isinstance(variant, type) else type(variant)
-        knobs = () if kind is variant or not is_dataclass(variant) else tuple(
-            (f.name, getattr(variant, f.name)) for f in fields(variant)
-            if f.init and getattr(variant, f.name) != f.default)
-        for knob, value in knobs:
-            if not isinstance(value, int | float | str | bool | None):
-                raise ValueError(f"{kind.__name__}({knob}={value!r}): a knob must be a number, a string, a bool or "
-                                 "None, so that a row can be run again from its text")
-        if kind.__module__.startswith("kvlab.attention."):
-            return cls(kind.name, knobs)
-        source = getattr(inspect.getmodule(kind), "__file__", None)
-        if source and kind.__module__ != "__main__" and "." not in kind.__qualname__:
-            return cls(f"{_relative(source)}:{kind.__qualname__}", knobs)
-        _local[kind.__qualname__] = kind
-        return cls(f"cell:{kind.__qualname__}", knobs)
-
-    @property
-    def in_process(self) -> bool:
-        """Whether the class exists only in this process, so that no worker can load it."""
-        return self.ref.startswith("cell:")
-
-    @property
-    def source_file(self) -> Path | None:
-        return Path(self.ref.rpartition(":")[0]) if ".py:" in self.ref else None
-
-    def load(self) -> Variant:
-        """The variant itself. Runs the user's module where the reference names a file, anew when that file changed."""
-        if self.in_process:
-            return _made(self, _local[self.ref.removeprefix("cell:")])
-        return _loaded(self, self.source_file.stat().st_mtime_ns if self.source_file else 0)
-
-    @property
-    def default_layout(self) -> Layout:
-        """The layout that the variant's class names as default_layout, else contiguous. Runs none of a user's file."""
-        if self.source_file is None:
-            return getattr(self.load(), "default_layout", Layout())
-        for line in _class_in(self.ref).body:
-            targets = [line.target] if isinstance(line, ast.AnnAssign) else getattr(line, "targets", [])
-            given = getattr(line, "value", None)
-            if given is not None and any(getattr(t, "id", "") == "default_layout" for t in targets):
-                try:
-                    if not isinstance(given, ast.Call):
-                        raise ValueError(f"got {ast.unparse(given)}")
-                    return Layout(*map(ast.literal_eval, given.args),
-                                  **{k.arg: ast.literal_eval(k.value) for k in given.keywords})
-                except (ValueError, TypeError) as error:
-                    raise ValueError(f"default_layout of {self.ref} must be a Layout of plain values: "
-                                     f"{error}") from None
-        return Layout()
-
-    @property
-    def label(self) -> str:
-        """What tables and figures show: the registry name or the class's name, with the knobs that were changed."""
-        name = self.ref.rpartition(":")[2].rpartition(".")[2]
-        return name + (f"({', '.join(f'{k}={v}' for k, v in self.knobs)})" if self.knobs else "")
-
-
-@cache
-def _loaded(ref: VariantRef, changed_ns: int) -> Variant:
-    if not ref.source_file:
-        return _made(ref, variants[ref.ref])
-    module, name = load_file(ref.source_file), ref.ref.rpartition(":")[2]
-    if not isinstance(getattr(module, name, None), type):
-        raise KeyError(f"no class {name!r} in {ref.source_file}")
-    return _made(ref, getattr(module, name))
-
-
-def _made(ref: VariantRef, kind: type) -> Variant:
-    variant = kind(**dict(ref.knobs))
-    missing = [m for m in ("why_not", "prepare", "cost") if not callable(getattr(variant, m, None))]
-    if missing or not isinstance(getattr(variant, "name", None), str):
-        raise TypeError(f"{ref.ref} is not a variant: it needs a name and the methods why_not, prepare, cost "
-                        f"(missing: {', '.join(missing) or 'name'})")
-    return variant
-
-
-def _class_in(ref: str) -> ast.ClassDef:
-    """The class that "path.py:Class" names, read but not run: a user's file is only ever run by a worker."""
-    path, _, name = ref.rpartition(":")
-    try:
-        tree = ast.parse(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise KeyError(f"cannot read {path!r} ({error.strerror}); give the path of a Python file, ':' and the class "
-                       "in it") from None
-    except SyntaxError as error:
-        raise ValueError(f"{path} is not valid Python: {error}") from None
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    if name not in classes:
-        raise no_such(f"class in {path}", name, classes)
-    return classes[name]
-
-
-def _relative(path: str) -> str:
-    try:
-        return str(Path(path).resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return path
 
 
 @dataclass(frozen=True)
@@ -401,88 +247,6 @@ def _encode(trial: Trial, fmt: KVFormat, layout: Layout, q_TQD, k, v, seed: int)
     longest = max(map(len, tables))
     block_table = torch.tensor([t + [0] * (longest - len(t)) for t in tables], device=trial.device)
     return Inputs(q_TQD, w.q_lens, w.kv_lens, cache, block_table, seed)
-
-
-def reference(workload: Workload, q_BTQD: list[Tensor], k: list[Tensor], v: list[Tensor],
-              rows: list[Tensor] | None = None, dtype=None) -> Tensor:
-    """Causal softmax attention in fp64, written for reading: the oracle for every variant and format.
-
-    q [T, Q, D], k [S, K, D], v [S, K, E] per sequence; v may be None where it is a view of k. rows: which query
-    tokens of each sequence to compute (default all). dtype: that of the arithmetic; a lower one than fp64 gives the
-    plain attention whose error sets the tolerance. Returns [rows, Q, E], sequence after sequence.
-    """
-    import torch
-    dtype = dtype or torch.float64
-    shape, out = workload.shape, []
-    for b, (q_TQD, k_SKD) in enumerate(zip(q_BTQD, k)):
-        T, S, K, G = q_TQD.shape[0], k_SKD.shape[0], shape.num_kv_heads, shape.group_ratio
-        row_T = torch.arange(T, device=q_TQD.device) if rows is None else rows[b]
-        k_SKD = k_SKD.to(dtype)
-        v_SKE = k_SKD[..., :shape.v_dim] if shape.v_in_k else v[b].to(dtype)
-        q_TKGD = q_TQD[row_T].to(dtype).reshape(len(row_T), K, G, shape.head_dim)
-        score_KGTS = torch.einsum("tkgd,skd->kgts", q_TKGD, k_SKD) / shape.head_dim**0.5
-        if shape.softcap is not None:
-            score_KGTS = shape.softcap * torch.tanh(score_KGTS / shape.softcap)
-        position_T1 = (S - T + row_T)[:, None]                       # where each query token itself stands
-        token_S = torch.arange(S, device=q_TQD.device)
-        hidden_TS = token_S > position_T1
-        if shape.window is not None:
-            hidden_TS |= token_S <= position_T1 - shape.window
-        weight_KGTS = score_KGTS.masked_fill(hidden_TS, float("-inf")).softmax(-1)
-        out.append(torch.einsum("kgts,ske->tkge", weight_KGTS, v_SKE).reshape(len(row_T), K * G, shape.v_dim))
-    return torch.cat(out)
-
-
-def useful_flops(workload: Workload) -> int:
-    """2 · query heads · (head_dim + v_head_dim) · visible (query, token) pairs: no algorithm can do with less."""
-    s = workload.shape
-    return 2 * s.num_q_heads * (s.head_dim + s.v_dim) * workload.visible_pairs()
-
-
-def ideal_traffic(workload: Workload, fmt: KVFormat, itemsize: int) -> Cost:
-    """Read q and each unique stored K/V byte that some query may see once, write the output once.
-
-    Independent of variant and layout: a shared prefix counts once, scales count, tokens outside the window do not.
-    """
-    s = workload.shape
-    tokens = sum(workload.q_lens)
-    # only whole groups are shared: one that holds a sequence's own tokens has its own scale, and so its own codes
-    prefix = workload.shared_prefix - workload.shared_prefix % fmt.token_group(s)
-    firsts = [workload.first_visible(b) for b in range(workload.batch_size)]
-    kv = sum(fmt.nbytes(n, s, first=min(n, max(first, prefix))) for n, first in zip(workload.kv_lens, firsts))
-    if prefix > min(firsts):
-        kv += fmt.nbytes(prefix, s, first=min(firsts))
-    return Cost(tokens * s.num_q_heads * s.head_dim * itemsize + kv,
-                tokens * s.num_q_heads * s.v_dim * itemsize, useful_flops(workload))
-
-
-def least_cost(trial: Trial, cache_bytes: int = 0) -> Cost:
-    """The cost that all variants share: ideal traffic, a layout that stores a shared prefix per sequence, decoding."""
-    w, s, fmt = trial.workload, trial.workload.shape, trial.format
-    cost = ideal_traffic(w, fmt, trial.itemsize)
-    if w.shared_prefix and not trial.layout.share_prefix:
-        cost = ideal_traffic(replace(w, shared_prefix=0), fmt, trial.itemsize)
-    if trial.format_path == "decoded":
-        visible = sum(n - w.first_visible(b) for b, n in enumerate(w.kv_lens))
-        width = s.head_dim + (0 if s.v_in_k else s.v_dim)
-        decoded = visible * s.num_kv_heads * width * trial.itemsize
-        if decoded > cache_bytes:
-            cost = cost.plus(read=decoded, write=decoded)
-    return cost
-
-
-def contiguous_only(trial: Trial) -> str | None:
-    """Why a variant that walks K and V as one array cannot read this trial's cache."""
-    if trial.layout.block_size is not None:
-        return "reads contiguous caches only; use the variant paged, or a layout without block_size"
-    return None
-
-
-def score_matrix_bytes(trial: Trial) -> int:
-    """Bytes of one score matrix in the trial's dtype: query heads x query tokens x the tokens that some query sees."""
-    w = trial.workload
-    cells = sum(q_len * (kv_len - w.first_visible(b)) for b, (q_len, kv_len) in enumerate(zip(w.q_lens, w.kv_lens)))
-    return w.shape.num_q_heads * cells * trial.itemsize
 
 
 def digest(data: dict) -> str:

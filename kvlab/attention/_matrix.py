@@ -3,7 +3,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvlab.attention._base import Comparison, VariantRef, trial
+from kvlab.attention._base import Comparison, trial
+from kvlab.attention._variant import VariantRef
 from kvlab.kv.cache import Layout
 from kvlab.shapes import AttentionShape, Workload
 

@@ -1,7 +1,7 @@
 """What the variants on torch's scaled_dot_product_attention share."""
 from __future__ import annotations
 
-from kvlab.attention._base import contiguous_only
+from kvlab.attention._oracle import contiguous_only
 from kvlab.kernels.folded_sdpa import visible_mask
 
 NO_SOFTCAP = "torch's scaled_dot_product_attention has no soft-capping; use naive or flash"

@@ -4,7 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.attention._base import Cost, contiguous_only, least_cost
+from kvlab.attention._oracle import contiguous_only, least_cost
+from kvlab.attention._variant import Cost
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,10 @@ class Flash:
             for b, (q_TQD, out) in enumerate(zip(inputs.q_BTQD, out_TQE.split(w.q_lens))):
                 first = w.first_visible(b)
                 k_KSD, v_KSE = inputs.decode(*inputs.stored(b), w.kv_lens[b], first)
+                before = w.kv_lens[b] - w.q_lens[b] - first          # visible tokens before the first query
                 for start in range(0, w.q_lens[b], self.q_tile):
                     tile = slice(start, start + self.q_tile)
-                    out[tile] = self.attend(q_TQD[tile], k_KSD, v_KSE, w.kv_lens[b] - w.q_lens[b] + start - first, shape)
+                    out[tile] = self.attend(q_TQD[tile], k_KSD, v_KSE, before + start, shape)
             return out_TQE
         return call
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.attention._base import Cost, contiguous_only, least_cost, score_matrix_bytes
+from kvlab.attention._oracle import contiguous_only, least_cost, score_matrix_bytes
+from kvlab.attention._variant import Cost
 from kvlab.kernels.folded_sdpa import visible_mask
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.attention._base import Cost
+from kvlab.attention._variant import Cost
 from kvlab.attention.naive import Naive
 
 

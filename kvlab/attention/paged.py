@@ -4,8 +4,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.attention._base import Cost, least_cost
+from kvlab.attention._oracle import least_cost
 from kvlab.attention._sdpa import NO_SOFTCAP
+from kvlab.attention._variant import Cost
 from kvlab.kernels.folded_sdpa import folded_sdpa, visible_mask
 from kvlab.kv.cache import Layout
 

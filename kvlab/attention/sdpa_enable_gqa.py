@@ -4,8 +4,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.attention._base import Cost, least_cost
+from kvlab.attention._oracle import least_cost
 from kvlab.attention._sdpa import per_sequence, sdpa_why_not
+from kvlab.attention._variant import Cost
 
 
 @dataclass(frozen=True)

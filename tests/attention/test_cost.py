@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.attention import Comparison, ideal_traffic, least_cost, trial, useful_flops, variants
-from kvlab.attention._base import score_matrix_bytes
 from kvlab.attention._matrix import WORKLOADS
+from kvlab.attention._oracle import score_matrix_bytes
 from kvlab.attention.flash import Flash
 from kvlab.kv.cache import Layout
 from kvlab.kv.formats import kv_format

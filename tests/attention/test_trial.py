@@ -116,7 +116,8 @@ def test_json_of_a_wrong_trial_is_refused_like_the_trial_itself():
 def test_ids_are_the_same_in_every_process():
     script = f"""
 import json
-from kvlab.attention._base import Comparison, Layout, Trial, VariantRef
+from kvlab.attention._base import Comparison, Layout, Trial
+from kvlab.attention._variant import VariantRef
 from kvlab.shapes import AttentionShape, Workload
 trials = ({", ".join(map(repr, TRIALS))},)
 print(json.dumps([[t.case_id, Comparison((t,)).comparison_id] for t in trials]))
@@ -200,7 +201,7 @@ def test_the_bytes_announced_before_allocation_cover_what_is_allocated(layout, k
     inputs = whole.inputs(3)[kv_format, layout]
     allocated = sum(one.cache.nbytes + one.q_TQD.nbytes for one in inputs)
     originals = sum(x.nbytes for x in inputs[0].k + inputs[0].v)
-    scores = 8 * 4 * 9 * 1000                                        # fp64, 4 heads, 9 query tokens, at most 1000 tokens
+    scores = 8 * 4 * 9 * 1000                                        # fp64, 4 heads, 9 query tokens, 1000 tokens
     assert whole.nbytes(3) == allocated + originals + 3 * originals + 3 * scores, "and what the oracle needs in fp64"
     assert whole.cache_bytes() == {(kv_format, layout): 8 * inputs[0].cache.format.nbytes(3, workload.shape)
                                    + inputs[0].cache.format.nbytes(1000, workload.shape)}
