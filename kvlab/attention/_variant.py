@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -67,8 +68,9 @@ class VariantRef:
         if isinstance(variant, str):
             if ".py:" in variant:
                 _class_in(variant)
-            else:
-                variants[variant]                       # raises for an unknown name, before anything is measured
+                path, _, name = variant.rpartition(":")
+                return cls(f"{_relative(path)}:{name}")
+            variants[variant]                           # raises for an unknown name, before anything is measured
             return cls(variant)
         kind = variant if isinstance(variant, type) else type(variant)
         knobs = () if kind is variant or not is_dataclass(variant) else tuple(
@@ -163,7 +165,8 @@ def _class_in(ref: str) -> ast.ClassDef:
 
 
 def _relative(path: str) -> str:
+    """The path from the current folder, so that rows and manifests name no folder of this machine."""
     try:
-        return str(Path(path).resolve().relative_to(Path.cwd()))
-    except ValueError:
+        return os.path.relpath(path)
+    except ValueError:                                  # another drive (Windows)
         return path

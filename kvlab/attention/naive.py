@@ -15,7 +15,16 @@ class Naive:
     name: ClassVar[str] = "naive"
 
     def why_not(self, trial):
-        return contiguous_only(trial)
+        return contiguous_only(trial) or self.too_large(trial)
+
+    def too_large(self, trial) -> str | None:
+        """Refused before it is allocated: scores and their softmax are alive at once."""
+        import psutil
+        import torch
+        needed = 2 * score_matrix_bytes(trial)
+        free = (torch.cuda.mem_get_info(trial.device)[0] if trial.device.startswith("cuda")
+                else psutil.virtual_memory().available)
+        return None if needed <= free else f"its score matrix needs {needed:,} bytes and {free:,} are free; use flash"
 
     def prepare(self, trial, inputs):
         import torch

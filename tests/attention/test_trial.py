@@ -391,12 +391,13 @@ def test_an_instance_from_a_module_is_its_file_and_its_changed_knobs(monkeypatch
         VariantRef.of(Methodless).load()
 
 
-def test_a_file_outside_the_current_folder_keeps_its_whole_path(mine, tmp_path, monkeypatch):
+def test_a_file_outside_the_current_folder_is_named_from_there(mine, tmp_path, monkeypatch):
     kind = load_file(tmp_path / "mine.py").Mine
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     ref = VariantRef.of(kind(tile=2))
-    assert ref.source_file == tmp_path / "mine.py" and ref.load().tile == 2
+    assert ref.source_file == Path("..") / "mine.py" and ref.load().tile == 2
+    assert VariantRef.of(f"{tmp_path}/mine.py:Mine").ref == ref.ref
 
 
 def cell(**body):

@@ -191,13 +191,15 @@ def test_another_studys_run_and_a_folder_that_is_none_are_refused(tmp_path, inst
         go(tmp_path, resume=tmp_path)
 
 
-def test_a_users_file_is_in_the_manifest_and_a_changed_one_is_refused(tmp_path, install):
+def test_a_users_file_is_in_the_manifest_and_a_changed_one_is_refused(tmp_path, install, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     install(Stub(1))
     file = tmp_path / "mine.py"
     file.write_text("class Mine:\n    name = 'mine'\n")
     store = go(tmp_path / "runs", variants=[f"{file}:Mine"])
     (source,) = store.manifest.variants
-    assert source.source == file.read_text() and len(source.sha256) == 64 and str(tmp_path) not in source.ref
+    assert source.source == file.read_text() and len(source.sha256) == 64
+    assert source.ref == "mine.py:Mine" and str(tmp_path) not in store.manifest.model_dump_json()
     file.write_text("class Mine:\n    name = 'mine'  # better\n")
     with pytest.raises(ValueError, match="mine.py:Mine changed since"):
         go(tmp_path, variants=[f"{file}:Mine"], resume=store.path)
