@@ -54,6 +54,8 @@ def gates() -> list[Gate]:
              lambda: _decode_ratio("naive_repeat", "naive")),
         Gate("sdpa_enable_gqa ÷ sdpa, ratio 8, kv_len 8192", "ratio", ">= 3",
              lambda: _decode_ratio("sdpa_enable_gqa", "sdpa")),
+        Gate("sdpa_enable_gqa ÷ sdpa, ratio 8, kv_len 32768", "ratio", ">= 3",
+             lambda: _decode_ratio("sdpa_enable_gqa", "sdpa", kv_len=32768)),
         Gate("paged ÷ sdpa, block 16, random order, kv_len 8192", "ratio", "<= 6",
              lambda: _decode_ratio("paged", "sdpa")),
         Gate("journal 10,000 readings", "s", "<= 1.0", lambda: _journal(write=True)),
@@ -83,14 +85,14 @@ def _heavy_imports() -> tuple[float, float, float]:
     return found, found, found
 
 
-def _bench_of(*names: str):
-    """(bench, one runner per name) of the gates' decode call: 64 query heads on 8 KV heads, as in Qwen2-72B."""
+def _bench_of(*names: str, kv_len: int = 8192):
+    """(sampler, one runner per name) of the gates' decode call: 64 query heads on 8 KV heads, as in Qwen2-72B."""
     from kvlab.attention import Comparison, trial
     from kvlab.probes._base import Bench, rotation
     from kvlab.probes.timer import CpuSampler, Runner
     from kvlab.record.environment import free_memory, last_level_cache
     from kvlab.shapes import AttentionShape, Workload
-    workload = Workload.decode(AttentionShape(64, 8, 128), kv_len=8192)
+    workload = Workload.decode(AttentionShape(64, 8, 128), kv_len=kv_len)
     comparison = Comparison(tuple(trial(name, workload, replica=i) for i, name in enumerate(names)))
     nbytes = comparison.cache_bytes().values()
     copies = rotation(min(nbytes), sum(nbytes), last_level_cache()[0], free_memory())
@@ -99,12 +101,12 @@ def _bench_of(*names: str):
     return CpuSampler(bench), runners
 
 
-def _decode_ratio(a: str, b: str) -> tuple[float, float, float]:
+def _decode_ratio(a: str, b: str, kv_len: int = 8192) -> tuple[float, float, float]:
     """Time of variant a over time of variant b, call by call in turn, on cold inputs, one thread."""
     import torch
     torch.set_num_threads(1)
     with torch.no_grad():
-        sampler, (first, second) = _bench_of(a, b)
+        sampler, (first, second) = _bench_of(a, b, kv_len=kv_len)
         for runner in (first, second):
             sampler.sample(runner, 2)
         pairs = [(sampler.sample(first, 1), sampler.sample(second, 1)) for _ in range(PAIRS)]
