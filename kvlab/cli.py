@@ -272,13 +272,21 @@ def run(study: Annotated[str, typer.Argument(help="A name from `kvlab ls studies
                   f"kvlab run {study} --resume {begun[0].path}", file=sys.stderr)
         raise
     table = store.table()
-    for finding in getattr(studies[study], "findings", lambda table: [])(table):
-        print(f"- {finding.sentence}")
+    _say_findings(getattr(studies[study], "findings", lambda table: [])(table))
     _say_failures(table)
     _draw_all(study, store.path)
     print(f"\nNext: kvlab report {store.path}")
     print(store.path)
     return _exit_code(table[["status"]].to_dict("records"))
+
+
+def _say_findings(found) -> None:
+    """One mark per finding; what else was found of the same kind (name before the colon) stands below it."""
+    said = None
+    for finding in found:
+        kind = finding.name.partition(":")[0]
+        print("  " if kind == said else "- ", finding.sentence, sep="")
+        said = kind
 
 
 def _say_failures(table) -> None:
