@@ -5,7 +5,7 @@ export PYTHON TORCH
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help venv study test lint check-all bench clean
+.PHONY: help venv study test lint check-all notebooks bench clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ lint: venv  ## ruff
 	.venv/bin/ruff check
 
 check-all: test bench  ## everything: lint, tests and the benchmark gates
+
+notebooks: venv  ## run the notebooks and keep their outputs in them
+	.venv/bin/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 
 bench: venv  ## the benchmark gates: a printed table and profiles/bench/bench.json
 	.venv/bin/python -m kvlab.bench

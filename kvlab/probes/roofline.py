@@ -53,8 +53,8 @@ class Roofline:
         yield self._model("hbm_bytes", cost.read_bytes + cost.write_bytes, "variant.cost")
         if ideal.read_bytes < 2 * cache:
             yield missing("read_amplification", "ratio", source=self.name,
-                          why=f"ideal reads of {ideal.read_bytes:,} bytes are below twice the last-level cache "
-                              f"({cache:,}): reuse inside the cache would decide the ratio")
+                          why=f"ideal reads are below twice the last-level cache ({cache:,} bytes): reuse inside "
+                              "the cache would decide the ratio")
         else:
             yield self._model("read_amplification", cost.read_bytes / ideal.read_bytes, "variant.cost ÷ ideal reads",
                               denominator="ideal read bytes")
