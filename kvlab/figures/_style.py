@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-# seaborn's "colorblind", written out: importing seaborn for ten colours would take as long as the drawing
+# seaborn's "colorblind", written out (a test compares): importing seaborn brings pyplot and its global state with it
 PALETTE = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9")
 MARKERS = "osv^P<>X*phH8"                                       # no diamond: that is a quoted number
 KNOWN = ("sdpa", "naive", "flash", "naive_repeat", "paged", "sdpa_enable_gqa")

@@ -82,7 +82,7 @@ class Bench:
             self.fail(trial, error)
 
     def fail(self, trial: Trial, error: BaseException | str) -> None:
-        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}".strip()
+        text = str(error) if isinstance(error, str | Broken) else f"{type(error).__name__}: {error}".strip()
         low = text.lower()
         oom = isinstance(error, MemoryError) or "out of memory" in low or "can't allocate memory" in low
         self.failures.setdefault(trial, ("oom" if oom else "failed", " ".join(text.split())[:500]))

@@ -248,7 +248,7 @@ def _exponents(rows) -> list[Finding]:
             f"memory_exponent:{variant}",
             f"Prefill memory of {variant} grows as n^{slope:.2f} [{low:.2f}, {high:.2f}]: "
             f"{display(most['value'], 'B')} beyond the inputs at {most['kv_len']} tokens.",
-            slope, "ratio", low, high, "modelled"))
+            slope, "ratio", low, high, "measured"))
     return found
 
 
@@ -265,7 +265,7 @@ def _repeated(rows) -> list[Finding]:
         found.append(Finding(
             f"repeat_cost:{kv_len}",
             f"Repeating K/V heads costs {value:.0f} × [{low:.0f}, {high:.0f}] the time of grouped attention "
-            f"(group ratio {main_ratio(rows)}, kv_len {kv_len}).", value, "ratio", low, high, "modelled"))
+            f"(group ratio {main_ratio(rows)}, kv_len {kv_len}).", value, "ratio", low, high, "measured"))
     return found[::-1]
 
 
@@ -276,7 +276,7 @@ def _resolution(rows) -> list[Finding]:
     value, low, high = pair
     return [Finding("resolution", f"Resolution: the same trial measured twice differs by a factor {value:.3f} "
                     f"[{low:.3f}, {high:.3f}]; smaller differences mean nothing.", value, "ratio", low, high,
-                    "modelled")]
+                    "measured")]
 
 
 def _crossover(rows) -> list[Finding]:
