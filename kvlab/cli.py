@@ -79,84 +79,15 @@ def size(model: Annotated[str, typer.Argument(help="Id or alias from `kvlab ls m
     print(f"  {found.kind}: {found.note}")
 
 
-def _listings() -> dict:
-    """What `kvlab ls` knows: a name and a function that lists it as dictionaries with a `name`."""
-    def models():
-        from kvlab.catalog.models import models as all_of
-        for spec in all_of().values():
-            yield dict(name=spec.name, attention=spec.attention_type, layers=spec.num_layers, q_heads=spec.num_q_heads,
-                       kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, context=spec.context, params=spec.params,
-                       approximate=spec.approximate, source=spec.source)
-
-    def gpus():
-        from kvlab.catalog.gpus import gpus as all_of
-        for spec in all_of().values():
-            yield dict(name=spec.name, memory_bytes=spec.memory_bytes, bandwidth=spec.bandwidth, **{
-                f"{k}_flops": v for k, v in spec.flops.items()}, fp8=spec.fp8_support, source=spec.source)
-
-    def variants():
-        from kvlab.attention import VariantRef, trial
-        from kvlab.attention import variants as registry
-        from kvlab.shapes import AttentionShape, Workload
-        workload = Workload.decode(AttentionShape(8, 2, 64), kv_len=64)
-        for name in registry:
-            yield dict(name=name, cannot_run_here=trial(VariantRef(name), workload).why_not() or "",
-                       about=_first_line(registry[name]))
-
-    def formats():
-        from kvlab.kv.formats import format_names, kv_format
-        from kvlab.shapes import AttentionShape
-        shape = AttentionShape(1, 1, 128)
-        for name in format_names():
-            yield dict(name=name, bits_per_element=kv_format(name).nbytes(1024, shape) * 8 / (2 * 1024 * 128),
-                       about=_first_line(type(kv_format(name).k)))
-
-    def probes():
-        from kvlab.attention import VariantRef, trial
-        from kvlab.probes import probes as registry
-        from kvlab.shapes import AttentionShape, Workload
-        workload = Workload.decode(AttentionShape(8, 2, 64), kv_len=64)
-        for name in registry:
-            why = registry[name]().why_not(trial(VariantRef("naive"), workload))
-            yield dict(name=name, cannot_run_here=why or "", metrics=list(registry[name].metrics),
-                       about=_first_line(registry[name]))
-
-    def studies():
-        from kvlab.studies._run import studies as registry
-        for name in registry:
-            yield dict(name=name, sizes=list(registry[name].SIZES), about=_first_line(registry[name]))
-
-    def figures():
-        from kvlab.figures import figures as registry
-        for name in registry:
-            yield dict(name=name, study=registry[name].STUDY or "", about=_first_line(registry[name]))
-
-    def metrics():
-        from kvlab.probes import probes as registry
-        from kvlab.studies._run import studies as all_studies
-        for name in registry:
-            for metric, unit in registry[name].metrics.items():
-                yield dict(name=metric, unit=unit, origin=f"probe {name}")
-        for name in all_studies:
-            for metric, unit in getattr(all_studies[name], "METRICS", {}).items():
-                yield dict(name=metric, unit=unit, origin=f"study {name}")
-    return dict(models=models, gpus=gpus, variants=variants, formats=formats, probes=probes, studies=studies,
-                figures=figures, metrics=metrics)
-
-
-def _first_line(thing) -> str:
-    return (thing.__doc__ or "").strip().split("\n")[0]
-
-
 @app.command()
 def ls(what: Annotated[str, typer.Argument(help="models, gpus, variants, formats, probes, studies, figures, metrics")],
        as_json: Json = False) -> None:
     """List what kvlab knows; variants and probes with why they cannot run here."""
+    from kvlab.listing import LISTS
     from kvlab.registry import no_such
-    listings = _listings()
-    if what not in listings:
-        raise no_such("list", what, listings)
-    rows = list(listings[what]())
+    if what not in LISTS:
+        raise no_such("list", what, LISTS)
+    rows = list(LISTS[what]())
     if as_json:
         return _print_json(rows)
     from rich.console import Console

@@ -1,0 +1,87 @@
+"""What `kvlab ls` lists: one function per list, yielding dictionaries with a `name`."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+def models() -> Iterator[dict]:
+    """Models of the catalogue."""
+    from kvlab.catalog.models import models as all_of
+    for spec in all_of().values():
+        yield dict(name=spec.name, attention=spec.attention_type, layers=spec.num_layers, q_heads=spec.num_q_heads,
+                   kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, context=spec.context, params=spec.params,
+                   approximate=spec.approximate, source=spec.source)
+
+
+def gpus() -> Iterator[dict]:
+    """Accelerators and CPUs of the catalogue; rates in flop/s, bandwidth in B/s."""
+    from kvlab.catalog.gpus import gpus as all_of
+    for spec in all_of().values():
+        yield dict(name=spec.name, memory_bytes=spec.memory_bytes, bandwidth=spec.bandwidth, **{
+            f"{k}_flops": v for k, v in spec.flops.items()}, fp8=spec.fp8_support, source=spec.source)
+
+
+def variants() -> Iterator[dict]:
+    """Attention variants, and why they cannot run here."""
+    from kvlab.attention import VariantRef, trial
+    from kvlab.attention import variants as registry
+    from kvlab.shapes import AttentionShape, Workload
+    workload = Workload.decode(AttentionShape(8, 2, 64), kv_len=64)
+    for name in registry:
+        yield dict(name=name, cannot_run_here=trial(VariantRef(name), workload).why_not() or "",
+                   about=_first_line(registry[name]))
+
+
+def formats() -> Iterator[dict]:
+    """KV formats with what an element takes, scales included, at head_dim 128."""
+    from kvlab.kv.formats import format_names, kv_format
+    from kvlab.shapes import AttentionShape
+    shape = AttentionShape(1, 1, 128)
+    for name in format_names():
+        yield dict(name=name, bits_per_element=kv_format(name).nbytes(1024, shape) * 8 / (2 * 1024 * 128),
+                   about=_first_line(type(kv_format(name).k)))
+
+
+def probes() -> Iterator[dict]:
+    """Probes with their metrics, and why they cannot run here."""
+    from kvlab.attention import VariantRef, trial
+    from kvlab.probes import probes as registry
+    from kvlab.shapes import AttentionShape, Workload
+    workload = Workload.decode(AttentionShape(8, 2, 64), kv_len=64)
+    for name in registry:
+        why = registry[name]().why_not(trial(VariantRef("naive"), workload))
+        yield dict(name=name, cannot_run_here=why or "", metrics=list(registry[name].metrics),
+                   about=_first_line(registry[name]))
+
+
+def studies() -> Iterator[dict]:
+    """Studies with their sizes."""
+    from kvlab.studies._run import studies as registry
+    for name in registry:
+        yield dict(name=name, sizes=list(registry[name].SIZES), about=_first_line(registry[name]))
+
+
+def figures() -> Iterator[dict]:
+    """Figures with the study whose rows they draw."""
+    from kvlab.figures import figures as registry
+    for name in registry:
+        yield dict(name=name, study=registry[name].STUDY or "", about=_first_line(registry[name]))
+
+
+def metrics() -> Iterator[dict]:
+    """Metrics of all probes and studies with their units."""
+    from kvlab.probes import probes as registry
+    from kvlab.studies._run import studies as all_studies
+    for name in registry:
+        for metric, unit in registry[name].metrics.items():
+            yield dict(name=metric, unit=unit, origin=f"probe {name}")
+    for name in all_studies:
+        for metric, unit in getattr(all_studies[name], "METRICS", {}).items():
+            yield dict(name=metric, unit=unit, origin=f"study {name}")
+
+
+def _first_line(thing) -> str:
+    return (thing.__doc__ or "").strip().split("\n")[0]
+
+
+LISTS = {f.__name__: f for f in (models, gpus, variants, formats, probes, studies, figures, metrics)}
