@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +21,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 
 def main() -> None:
     """Run the command line; what the user got wrong is one sentence and exit code 2, never a traceback."""
+    if sys.argv[1:] == ["--version"]:
+        from kvlab import __version__
+        sys.exit(print(f"kvlab {__version__}"))
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
     try:
         code = app(standalone_mode=False)
     except KeyboardInterrupt:
@@ -55,7 +60,8 @@ def size(model: Annotated[str, typer.Argument(help="Id or alias from `kvlab ls m
     spec = catalogued(model)
     found = size_of(spec, kv_len, batch, kv_format, tp)
     if spec.context and kv_len > spec.context:
-        print(f"kvlab: kv_len {kv_len:,} is beyond the {spec.context:,} tokens that {spec.name} was made for",
+        print(f"kvlab: kv_len {kv_len:,} is beyond the {spec.context:,} tokens of context that the catalogue gives for "
+              f"{spec.name}",
               file=sys.stderr)
     if as_json:
         return _print_json(asdict(found))
@@ -63,28 +69,33 @@ def size(model: Annotated[str, typer.Argument(help="Id or alias from `kvlab ls m
 
     def line(what, value, note=""):
         shown = "unknown" if value is None else f"{value:>20,} B = {display(value, 'B', 4)}"
-        print(f"  {what:<22} {shown} {note}".rstrip())
+        print(f"  {what:<24} {shown} {note}".rstrip())
     line("KV cache", found.kv_bytes)
-    line("  one more token", found.kv_bytes_per_token)
+    line("  of it the newest token", found.kv_bytes_per_token)
     if tp > 1:
         line(f"  on each of {tp} ranks", found.kv_bytes_per_rank)
     if found.state_bytes:
         line("constant state", found.state_bytes, "(beside the KV cache)")
     line("weights (16 bit)", found.weight_bytes)
+    exact = size_of(spec, kv_len, batch).kv_bytes
     line("the article's formula", found.article_formula_bytes,
-         f"({found.article_formula_bytes / found.kv_bytes:.2f} × the KV cache)" if found.kv_bytes else "")
+         f"({found.article_formula_bytes / exact:.2f} × the KV cache in 16 bit)" if exact else "")
     crossover = crossover_tokens(spec, kv_format)
-    if crossover is not None:
-        print(f"  KV outgrows the weights beyond {crossover:,} cached tokens")
+    print("  whether KV outgrows the weights is unknown: so is the parameter count" if found.weight_bytes is None
+          else "  KV never outgrows the weights: the cache stops growing before" if crossover is None
+          else f"  KV outgrows the weights beyond {crossover:,} cached tokens, over all sequences")
     print(f"  {found.kind}: {found.note}")
 
 
 @app.command()
-def ls(what: Annotated[str, typer.Argument(help="models, gpus, variants, formats, probes, studies, figures, metrics")],
+def ls(what: Annotated[str, typer.Argument(help="models, gpus, variants, formats, probes, studies, figures, "
+                                                "metrics")] = "",
        as_json: Json = False) -> None:
     """List what kvlab knows; variants and probes with why they cannot run here."""
     from kvlab.listing import LISTS
     from kvlab.registry import no_such
+    if not what:
+        raise ValueError(f"say what to list: {', '.join(LISTS)}")
     if what not in LISTS:
         raise no_such("list", what, LISTS)
     rows = list(LISTS[what]())
@@ -115,13 +126,13 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
             window: Annotated[int | None, typer.Option(help="Sliding window in tokens.")] = None,
             kv_format: Annotated[str | None, typer.Option(help="Default: the trial's dtype.")] = None,
             block_size: Annotated[int | None, typer.Option(help="Tokens per block; default: the variant's.")] = None,
-            page_order: Annotated[str, typer.Option(help="in_order or random; with --block-size.")] = "random",
+            page_order: Annotated[str | None, typer.Option(help="in_order or random; default: the variant's.")] = None,
             dtype: Annotated[str | None, typer.Option(help="fp32 (cpu), bf16 (cuda) or fp16.")] = None,
             device: Annotated[str, typer.Option()] = "cpu",
             threads: Annotated[int, typer.Option()] = 1,
             seed: Annotated[int, typer.Option()] = 0, as_json: Json = False) -> int:
     """Measure one attention call under every probe: one row, each number with its kind."""
-    from kvlab.attention import Comparison, trial
+    from kvlab.attention import Comparison, VariantRef, trial
     from kvlab.kv.cache import Layout
     from kvlab.shapes import AttentionShape, Workload
     from kvlab.studies._run import Job
@@ -130,7 +141,13 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
     if batch < 1:
         raise ValueError(f"--batch {batch} must be at least 1")
     workload = Workload(shape, (q_len,) * batch, (kv_len,) * batch)
-    layout = None if block_size is None else Layout(block_size, page_order)
+    layout = VariantRef.of(variant).default_layout
+    if block_size is not None:
+        layout = Layout(block_size, page_order or "random")
+    elif page_order is not None:
+        if layout.block_size is None:
+            raise ValueError(f"--page-order needs blocks, and {variant} has a contiguous cache: give --block-size too")
+        layout = replace(layout, page_order=page_order)
     one = trial(variant, workload, kv_format=kv_format, layout=layout, dtype=dtype, device=device, threads=threads,
                 seed=seed)
     _refuse_too_large(Comparison((one,)))
@@ -150,28 +167,41 @@ def _refuse_too_large(comparison) -> None:
     from kvlab.record.environment import free_memory
     needed, free = comparison.nbytes(1), free_memory()
     if needed > free and comparison.device == "cpu":
-        raise ValueError(f"this call needs {needed:,} bytes ({display(needed, 'B')}) and {free:,} "
-                         f"({display(free, 'B')}) are free; take a smaller kv_len or batch, fewer KV heads, or a "
-                         "smaller format")
+        raise ValueError(f"this call needs {needed:,} bytes ({display(needed, 'B')}, with the originals and the fp64 "
+                         f"copies that judge it) and {free:,} ({display(free, 'B')}) are free; take "
+                         "a smaller kv_len or batch, fewer KV heads, or a smaller format")
 
 
 def _print_readings(rows, one) -> None:
     """The wide row, standing upright: metric, value, interval, kind, and what there is to say about it."""
     from rich.console import Console
     from rich.table import Table
-    w = one.workload
+    w, size = one.workload, one.layout.block_size
+    blocks = "contiguous" if size is None else f"in blocks of {size}, {one.layout.page_order}"
     print(f"{one.variant.label}: {w.phase}, batch {w.batch_size}, q_len {max(w.q_lens)}, kv_len {max(w.kv_lens)}, "
-          f"{w.shape.num_q_heads}/{w.shape.num_kv_heads} heads × {w.shape.head_dim}, K/V {one.kv_format}, "
+          f"{w.shape.num_q_heads}/{w.shape.num_kv_heads} heads × {w.shape.head_dim}, K/V {one.kv_format} "
+          f"{blocks}, "
           f"{one.dtype} on {one.device}; {next((r['hardware'] for r in rows if r['hardware']), '')}")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("metric", "value", "95 % interval", "kind", "remark"):
+    for column in ("metric", "value", "interval", "kind", "remark"):
         table.add_column(column, overflow="fold")
+    lacking: dict[tuple, list[str]] = {}                 # why there is no number -> of which metrics
     for row in rows:
+        if row["value"] is None:
+            lacking.setdefault((row["status"], row["error"] or row["note"]), []).append(row["metric"])
+    for row in sorted(rows, key=lambda row: (row["metric"] != "latency_s", row["scope"] == "comparison")):
+        names = [row["metric"]]
+        if row["value"] is None:                         # the reason of several is said once
+            names = lacking.pop((row["status"], row["error"] or row["note"]), [])
+            if not names:
+                continue
         low, high = (display(row[end], row["unit"]) for end in ("low", "high"))
         interval = "" if row["low"] is None else f"{low} … {high}"
-        remark = row["error"] or "; ".join(filter(None, (row["cache_state"], row["note"])))
+        clock = row["method"] if row["method"].startswith("timer:") else ""
+        remark = row["error"] or "; ".join(filter(None, (clock, row["cache_state"], row["note"])))
         kind = row["kind"] if row["status"] == "ok" else row["status"]
-        table.add_row(row["metric"], display(row["value"], row["unit"]), interval, kind, remark.replace("[", "\\["))
+        table.add_row(", ".join(names), display(row["value"], row["unit"]), interval, kind,
+                      remark.replace("[", "\\["))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
@@ -222,8 +252,10 @@ def _say_findings(found) -> None:
 
 def _say_failures(table) -> None:
     bad = table[table["status"].isin(["failed", "oom"])]
-    for (variant, error), rows in bad.groupby(["variant", "error"], sort=False):
-        print(f"! {variant or 'case'}: {error} ({rows['case_id'].nunique()} cases)", file=sys.stderr)
+    for variant, rows in bad.groupby("variant", sort=False):
+        cases = rows["case_id"].nunique()
+        print(f"! {variant or 'case'}: {rows['error'].iloc[0]} ({cases} case{'s' if cases > 1 else ''})",
+              file=sys.stderr)
 
 
 def _draw_all(study: str, path: Path) -> None:
@@ -233,7 +265,7 @@ def _draw_all(study: str, path: Path) -> None:
         if figures[name].STUDY == study:
             try:
                 save(name, path, path / "figures")
-            except ValueError as error:
+            except Exception as error:                   # whatever it is: the run is stored, and its name must be said
                 print(f"kvlab: no figure {name}: {error}", file=sys.stderr)
 
 
@@ -272,15 +304,20 @@ def check(variant: Annotated[str, typer.Argument(help="path/to/file.py:Class, or
     from kvlab.attention import VariantRef
     from kvlab.attention._matrix import cells
     from kvlab.studies._run import Job
-    from kvlab.studies._worker import worker_each
+    from kvlab.studies._worker import DIED, worker_each
     cases = list(cells(VariantRef.of(variant), device=device, dtypes=("fp32", "bf16")))
     answers = worker_each(60)(Job(probes=("kernel_error",)), [comparison for _, comparison in cases])
-    found = []
+    found, deaths = [], 0
     for (about, comparison), rows in tqdm(zip(cases, answers), total=len(cases), unit="cell", disable=as_json):
         one, row = comparison.trials[0], rows[0]
         found.append(dict(name=about, kv_format=one.kv_format, block_size=one.layout.block_size,
                           page_order=one.layout.page_order, order=one.layout.order, status=row["status"],
                           kernel_error=row["value"], remark=row["error"] or row["note"]))
+        deaths += DIED in row["error"]
+        if deaths == 3:                                  # each death costs a new process; three are enough to know
+            print("kvlab: the variant brought its process down three times; the other cells are left out",
+                  file=sys.stderr)
+            break
     counts = {status: sum(f["status"] == status for f in found) for status in ("ok", "skipped", "failed", "oom")}
     if as_json:
         _print_json(found)

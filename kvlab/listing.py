@@ -6,9 +6,14 @@ from collections.abc import Iterator
 
 def models() -> Iterator[dict]:
     """Models of the catalogue."""
+    from kvlab.catalog.models import aliases
     from kvlab.catalog.models import models as all_of
+    others: dict[str, list[str]] = {}
+    for alias, name in aliases().items():
+        others.setdefault(name, []).append(alias)
     for spec in all_of().values():
-        yield dict(name=spec.name, attention=spec.attention_type, layers=spec.num_layers, q_heads=spec.num_q_heads,
+        yield dict(name=spec.name, aliases=others.get(spec.name, []), attention=spec.attention_type,
+                   layers=spec.num_layers, q_heads=spec.num_q_heads,
                    kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, context=spec.context, params=spec.params,
                    approximate=spec.approximate, source=spec.source)
 

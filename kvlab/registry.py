@@ -16,11 +16,15 @@ from types import ModuleType
 def no_such(what: str, name: str, known: Iterable[str]) -> KeyError:
     """The error for an unknown name: what was given, the nearest known ones, and all of them if they fit a line."""
     known = sorted(known)
+    if not known:
+        return KeyError(f"no {what} named {name!r}; there is none here yet")
     near = difflib.get_close_matches(str(name), known, 3, cutoff=0.5)
+    near = near or [k for k in known if str(name) and str(name).lower() in k.lower()][:3]
     hint = f" Did you mean {near[0]!r}?" if near else ""
     if len(known) > 30:
         others = f" (or {', '.join(near[1:])})" if near[1:] else ""
-        return KeyError(f"no {what} named {name!r}.{hint}{others} All {len(known)} are listed by: kvlab ls {what}s")
+        return KeyError(f"no {what} named {name!r}.{hint}{others} All {len(known)} names and aliases are listed by: "
+                        f"kvlab ls {what}s")
     return KeyError(f"no {what} named {name!r}.{hint} Known: {', '.join(known)}")
 
 

@@ -71,7 +71,7 @@ class Tokens:
 """K and V in double precision."""
 from dataclasses import dataclass
 
-from kvlab.kv.formats._base import Component
+from kvlab.kv.formats._base import Component, KVFormat
 
 EXAMPLES = ("fp64",)
 
@@ -91,8 +91,8 @@ class Double:
         return arrays[0][..., :kv_len, :].to(dtype)
 
 
-def codec(name):
-    return Double() if name == "fp64" else None
+def kv_format(name):
+    return KVFormat(name, Double(), Double()) if name == "fp64" else None
 ''',
     "studies/reversal.py": '''
 """Does the order of the tokens matter? It should not."""

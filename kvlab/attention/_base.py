@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -73,20 +74,25 @@ class Trial:
     def why_not(self) -> str | None:
         """Why this trial cannot run here, in one sentence: the device's, the layout's, then the variant's reason."""
         import torch
-        if self.device.startswith("cuda") and not torch.cuda.is_available():
-            return "torch sees no CUDA device; use device cpu, or install a CUDA build of torch beside an NVIDIA driver"
+        if self.device.startswith("cuda"):
+            if not torch.cuda.is_available():
+                return "torch sees no CUDA device; use device cpu, or install a CUDA build of torch beside a driver"
+            if int(self.device.partition(":")[2] or 0) >= torch.cuda.device_count():
+                return f"there is no {self.device}; torch sees {torch.cuda.device_count()} CUDA devices"
+        if self.threads > (os.cpu_count() or 1):
+            return f"threads={self.threads}, and this machine has {os.cpu_count()} logical cores"
         return self.layout.why_not(self.workload, self.format) or self.variant.load().why_not(self)
 
     def prepare(self, inputs: list[Inputs]) -> list[Callable[[], Tensor]]:
-        """One call per input copy, planned outside the clock."""
-        variant = self.variant.load()
-        return [variant.prepare(self, one) for one in inputs]
+        """One call per input copy, planned outside the clock; the copies share one workspace."""
+        variant, scratch = self.variant.load(), {}
+        return [variant.prepare(self, replace(one, scratch=scratch)) for one in inputs]
 
     @property
     def format_path(self) -> str:
         """native: the format is read as it is; decoded: it is turned into floats inside the call, before use."""
-        native = self.kv_format == self.dtype or self.kv_format in getattr(self.variant.load(), "native_formats", ())
-        return "native" if native else "decoded"
+        own = getattr(self.variant.load(), "format_path", None)          # a kernel that decodes in registers says so
+        return own(self) if own else "native" if self.kv_format == self.dtype else "decoded"
 
     def columns(self) -> dict:
         """The result table's columns about this trial."""
@@ -111,7 +117,7 @@ class Inputs:
     """One copy of a trial's tensors: q of the whole batch [sum of q_lens, Q, D], the encoded cache, its block table.
 
     k, v: the originals before encoding, one [S, K, D] and [S, K, E] per sequence; kept for copy 0 only.
-    block_table: [B, most blocks of a sequence], filled up with block 0.
+    block_table: [B, most blocks of a sequence], filled up with block 0. scratch: what `workspace` made.
     """
     q_TQD: Tensor
     q_lens: tuple[int, ...]
@@ -121,6 +127,17 @@ class Inputs:
     seed: int
     k: list[Tensor] | None = None
     v: list[Tensor] | None = None
+    scratch: dict[str, Tensor] = field(default_factory=dict)
+
+    def workspace(self, name: str, *size: int, dtype) -> Tensor:
+        """Memory that a trial keeps between its calls, one for all input copies, as an engine has one for all layers.
+
+        Its content does not outlive a call.
+        """
+        import torch
+        if name not in self.scratch:
+            self.scratch[name] = torch.empty(size, dtype=dtype, device=self.q_TQD.device)
+        return self.scratch[name]
 
     @property
     def q_BTQD(self) -> list[Tensor]:
@@ -181,6 +198,17 @@ class Comparison:
         """Bytes of one copy's K/V in each (kv_format, layout), the sequences' own."""
         w = self.workload
         return {(t.kv_format, t.layout): sum(t.format.nbytes(n, w.shape) for n in w.kv_lens) for t in self.trials}
+
+    def touched_bytes(self) -> dict[tuple[str, Layout], int]:
+        """Bytes of one copy's K/V that a call may read: a window hides tokens, a shared prefix lies there once."""
+        w, s = self.workload, self.workload.shape
+        touched = {}
+        for name, layout in self.cache_bytes():
+            fmt, shared = kv_format(name), self.workload.shared_prefix if layout.share_prefix else 0
+            own = [fmt.nbytes(n, s, first=min(n, max(w.first_visible(b), shared))) for b, n in enumerate(w.kv_lens)]
+            first = min(w.first_visible(b) for b in range(w.batch_size))
+            touched[name, layout] = sum(own) + (fmt.nbytes(shared, s, first=first) if shared > first else 0)
+        return touched
 
     def nbytes(self, copies: int) -> int:
         """Bytes that inputs(copies) will allocate, with the originals of copy 0 and what the oracle needs in fp64."""

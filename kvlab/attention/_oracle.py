@@ -86,6 +86,16 @@ def least_cost(trial: Trial, cache_bytes: int = 0) -> Cost:
     return cost
 
 
+def read_again(trial: Trial, times: int, cache_bytes: int) -> Cost:
+    """least_cost where K and V are walked `times` times more, head by head, unless one head's stay in the cache."""
+    w, s, cost = trial.workload, trial.workload.shape, least_cost(trial, cache_bytes)
+    width = (s.head_dim + (0 if s.v_in_k else s.v_dim)) * trial.itemsize
+    visible = [n - w.first_visible(b) for b, n in enumerate(w.kv_lens)]
+    if max(visible) * width > cache_bytes:
+        cost = cost.plus(read=times * sum(visible) * s.num_kv_heads * width)
+    return cost
+
+
 def contiguous_only(trial: Trial) -> str | None:
     """Why a variant that walks K and V as one array cannot read this trial's cache."""
     if trial.layout.block_size is not None:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from kvlab.attention._oracle import contiguous_only
-from kvlab.kernels.folded_sdpa import visible_mask
+from kvlab.kernels.folded_sdpa import visible_rule
 
 NO_SOFTCAP = "torch's scaled_dot_product_attention has no soft-capping; use naive or flash"
 
@@ -13,26 +13,23 @@ def sdpa_why_not(trial) -> str | None:
 
 
 def per_sequence(trial, inputs, attend):
-    """A call that runs attend(q_BTQD, k_BKSD, v_BKSE, mask, square) once if all lengths agree, else per sequence."""
+    """A call that runs attend(q_BTQD, k_BKSD, v_BKSE, rule) once if all lengths agree, else per sequence."""
     import torch
     w, window = trial.workload, trial.workload.shape.window
     T, S, first = w.q_lens[0], w.kv_lens[0], w.first_visible(0)
-    masks = [visible_mask(q_len, kv_len, window, trial.device, w.first_visible(b))
+    rules = [visible_rule(q_len, kv_len, window, trial.device, w.first_visible(b))
              for b, (q_len, kv_len) in enumerate(zip(w.q_lens, w.kv_lens))]
-
-    def square(b):
-        return w.q_lens[b] == w.kv_lens[b] and (window is None or window >= w.kv_lens[b])
 
     def together():
         cache = inputs.cache
         k, v = inputs.decode(cache.by_head(cache.k_arrays), cache.by_head(cache.v_arrays), S, first)
         q_BTQD = inputs.q_TQD.view(w.batch_size, T, *inputs.q_TQD.shape[1:])
-        return attend(q_BTQD, k, v, masks[0], square(0)).flatten(0, 1)
+        return attend(q_BTQD, k, v, rules[0]).flatten(0, 1)
 
     def one_by_one():
         out = []
         for b, q_TQD in enumerate(inputs.q_BTQD):
             k, v = inputs.decode(*inputs.stored(b), w.kv_lens[b], w.first_visible(b))
-            out.append(attend(q_TQD[None], k[None], v[None], masks[b], square(b))[0])
+            out.append(attend(q_TQD[None], k[None], v[None], rules[b])[0])
         return torch.cat(out)
     return together if w.uniform else one_by_one

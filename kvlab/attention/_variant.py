@@ -33,6 +33,7 @@ class Cost(NamedTuple):
 class Variant(Protocol):
     """How attention is computed. A frozen dataclass in its own file; knobs are its fields."""
     name: str
+    # optional: default_layout, a Layout; format_path(trial) -> "native" | "decoded" for what a kernel decodes itself
 
     def why_not(self, trial: Trial) -> str | None:
         """One sentence on why this cannot run, or None."""
@@ -70,6 +71,8 @@ class VariantRef:
                 _class_in(variant)
                 path, _, name = variant.rpartition(":")
                 return cls(f"{_relative(path)}:{name}")
+            if variant.endswith(".py"):
+                raise KeyError(f"{variant!r} is a file; name the class in it: {variant}:Class")
             variants[variant]                           # raises for an unknown name, before anything is measured
             return cls(variant)
         kind = variant if isinstance(variant, type) else type(variant)
@@ -124,9 +127,28 @@ class VariantRef:
 
     @property
     def label(self) -> str:
-        """What tables and figures show: the registry name or the class's name, with the knobs that were changed."""
-        name = self.ref.rpartition(":")[2].rpartition(".")[2]
+        """What tables and figures show: the variant's own name (of a user's that takes a shipped one's name, its
+        class's), with the knobs that were changed."""
+        try:
+            name = _name_of(self)
+        except (KeyError, ValueError):                      # a file that is no longer there, or no longer Python
+            name = self.ref.rpartition(":")[2]
         return name + (f"({', '.join(f'{k}={v}' for k, v in self.knobs)})" if self.knobs else "")
+
+
+@cache
+def _name_of(ref: VariantRef) -> str:
+    if ":" not in ref.ref:
+        return ref.ref
+    class_name, own = ref.ref.rpartition(":")[2].rpartition(".")[2], None
+    if ref.in_process:
+        own = getattr(_local[ref.ref.removeprefix("cell:")], "name", None)
+    else:
+        for line in _class_in(ref.ref).body:
+            target = line.target if isinstance(line, ast.AnnAssign) else (getattr(line, "targets", None) or [None])[0]
+            if getattr(target, "id", "") == "name" and isinstance(line.value, ast.Constant):
+                own = line.value.value
+    return own if isinstance(own, str) and own and own not in variants.names() else class_name
 
 
 @cache
@@ -152,7 +174,7 @@ def _class_in(ref: str) -> ast.ClassDef:
     """The class that "path.py:Class" names, read but not run: a user's file is only ever run by a worker."""
     path, _, name = ref.rpartition(":")
     try:
-        tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+        tree = ast.parse(Path(path).read_text(encoding="utf-8"), filename=path)
     except OSError as error:
         raise KeyError(f"cannot read {path!r} ({error.strerror}); give the path of a Python file, ':' and the class "
                        "in it") from None

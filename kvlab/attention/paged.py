@@ -7,7 +7,7 @@ from typing import ClassVar
 from kvlab.attention._oracle import least_cost
 from kvlab.attention._sdpa import NO_SOFTCAP
 from kvlab.attention._variant import Cost
-from kvlab.kernels.folded_sdpa import folded_sdpa, visible_mask
+from kvlab.kernels.folded_sdpa import folded_sdpa, visible_rule
 from kvlab.kv.cache import Layout
 
 
@@ -41,11 +41,10 @@ class Paged:
                 index = table_BM.flatten()
             base = skip * cache.block_size
             plans.append((sequences, index, kv_len - base, first - base,
-                          visible_mask(q_len, kv_len, shape.window, trial.device, first),
-                          q_len == kv_len and (shape.window is None or shape.window >= kv_len)))
+                          visible_rule(q_len, kv_len, shape.window, trial.device, first)))
         flat = [a.flatten(0, 1).flatten(1) if cache.order == "head" else a.flatten(1) for a in out_of]
         most = max(len(plan[1]) for plan in plans)
-        workspace = [f.new_empty(most, f.shape[1]) for f in flat]
+        workspace = [inputs.workspace(f"gathered {i}", most, f.shape[1], dtype=f.dtype) for i, f in enumerate(flat)]
 
         def gathered(array, rows, space, index, count):
             torch.index_select(array, 0, index, out=space[:len(index)])
@@ -56,13 +55,13 @@ class Paged:
 
         def call():
             q_all, out = inputs.q_BTQD, []
-            for sequences, index, kv_len, first, mask_TS, square in plans:
+            for sequences, index, kv_len, first, rule in plans:
                 parts = [gathered(f, a, s, index, len(sequences)) for f, a, s in zip(flat, out_of, workspace)]
                 n = len(cache.k_arrays)
                 k_BKSD, v_BKSE = inputs.decode(tuple(parts[:n]), tuple(parts[n:]), kv_len, first)
                 q_BTQD = (inputs.q_TQD.view(w.batch_size, -1, *inputs.q_TQD.shape[1:]) if len(sequences) > 1
                           else q_all[sequences[0]][None])
-                out.append(folded_sdpa(q_BTQD, k_BKSD, v_BKSE, mask_TS, square).flatten(0, 1))
+                out.append(folded_sdpa(q_BTQD, k_BKSD, v_BKSE, rule).flatten(0, 1))
             return out[0] if len(out) == 1 else torch.cat(out)
         return call
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.attention._oracle import least_cost
+from kvlab.attention._oracle import least_cost, read_again
 from kvlab.attention._sdpa import per_sequence, sdpa_why_not
 from kvlab.attention._variant import Cost
 from kvlab.kernels.folded_sdpa import folded_sdpa
@@ -22,4 +22,6 @@ class Sdpa:
         return per_sequence(trial, inputs, folded_sdpa)
 
     def cost(self, trial, cache_bytes=0) -> Cost:
-        return least_cost(trial, cache_bytes)
+        if trial.device.startswith("cuda") or trial.workload.phase == "decode":
+            return least_cost(trial, cache_bytes)
+        return read_again(trial, trial.workload.shape.group_ratio - 1, cache_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.attention._oracle import least_cost
+from kvlab.attention._oracle import least_cost, read_again
 from kvlab.attention._sdpa import per_sequence, sdpa_why_not
 from kvlab.attention._variant import Cost
 
@@ -20,10 +20,11 @@ class SdpaEnableGqa:
     def prepare(self, trial, inputs):
         from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-        def attend(q_BTQD, k_BKSD, v_BKSE, mask_TS, square):
-            rule = {} if mask_TS is None else dict(is_causal=True) if square else dict(attn_mask=mask_TS)
+        def attend(q_BTQD, k_BKSD, v_BKSE, rule):
             return sdpa(q_BTQD.transpose(1, 2), k_BKSD, v_BKSE, enable_gqa=True, **rule).transpose(1, 2)
         return per_sequence(trial, inputs, attend)
 
     def cost(self, trial, cache_bytes=0) -> Cost:
-        return least_cost(trial, cache_bytes)
+        if trial.device.startswith("cuda"):
+            return least_cost(trial, cache_bytes)
+        return read_again(trial, trial.workload.shape.group_ratio - 1, cache_bytes)

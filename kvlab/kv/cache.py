@@ -111,11 +111,16 @@ class KVCache:
         """Put a whole encoded sequence into its blocks; the block table's blocks are filled in order."""
         self._check(block_table, packed.kv_len)
         self._fits(packed)
+        import torch
         for arrays, parts in ((self.k_arrays, packed.k), (self.v_arrays, packed.v)):
             for target_NKRW, part_KSW in zip(self.by_head(arrays), parts):
+                K, S, W = part_KSW.shape
                 rows = target_NKRW.shape[2]
-                for i, chunk in enumerate(part_KSW.split(rows, dim=1)):
-                    target_NKRW[block_table[i], :, :chunk.shape[1]] = chunk
+                whole = S // rows                                    # blocks that are full, in one go; then the rest
+                blocks = torch.tensor(block_table[:whole], device=target_NKRW.device, dtype=torch.long)
+                target_NKRW[blocks] = part_KSW[:, :whole * rows].view(K, whole, rows, W).transpose(0, 1)
+                if S % rows:
+                    target_NKRW[block_table[whole], :, :S % rows] = part_KSW[:, whole * rows:]
 
     def append(self, k_TKD: Tensor, v_TKD: Tensor | None, block_table: list[int], kv_len: int) -> None:
         """Store new tokens behind the kv_len that are there; the block table must already hold room for them.

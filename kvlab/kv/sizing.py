@@ -77,7 +77,7 @@ def kv_bytes_per_token(model: ModelSpec, kv_len: int, fmt: KVFormat | str) -> in
 
     A sliding or chunked layer that is past its window replaces tokens and adds 0. A token that opens a scale group
     pays for the whole scale. Refuses kv_len below 1.
-    Source: layer_bytes(kv_len) − layer_bytes(kv_len − 1), summed over the layers that still grow.
+    Source: layer_bytes(kv_len) − layer_bytes(kv_len − 1), summed over the layers that have not filled their window.
     """
     positive(kv_len=kv_len)
     fmt = _format(fmt)
@@ -163,6 +163,8 @@ def size(model: ModelSpec, kv_len: int, batch_size: int = 1, kv_format: KVFormat
     fmt = _format(kv_format)
     note = f"approximate: {model.approximate}" if model.approximate else (
         "exact arithmetic on the configuration's layer kinds; nothing was allocated or measured")
+    if any(layer.kind == "chunked" for layer in model.layers):
+        note += "; chunked layers hold the current chunk only, so the cache is largest just before a chunk ends"
     return Size(model.name, kv_len, batch_size, fmt.name, tp,
                 kv_bytes=batch_size * kv_bytes(model, kv_len, fmt),
                 kv_bytes_per_token=kv_bytes_per_token(model, kv_len, fmt),

@@ -4,6 +4,7 @@ Source: research on triton.testing, NVBench and FlashInfer's timers; see docs/de
 """
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,20 +25,23 @@ class Clock:
 def clock(threads: int) -> Clock:
     """Thread CPU time for one thread (other programs do not count in it), wall time for several.
 
-    torch computes in the calling thread when it has one thread. Where the thread clock is coarser than a
-    microsecond (Windows), wall time is taken and the row says so.
+    torch computes in the calling thread when it has one thread. Windows counts thread time in steps of about 16 ms,
+    so there wall time is taken, and the row says so.
     """
-    if threads == 1 and time.get_clock_info("thread_time").resolution <= 1e-6:
+    if threads == 1 and sys.platform != "win32":
         return Clock(time.thread_time, "timer:thread_cpu")
     return Clock(time.perf_counter, "timer:wall")
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A sample's median with its 95 % bootstrap interval, its 5th and 95th percentile and relative deviation."""
+    """A sample's median with its 95 % bootstrap interval, its 5th and 95th percentile and relative deviation.
+
+    A single sample has no interval, two to five have their whole range.
+    """
     median: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     p5: float
     p95: float
     rel_std: float
@@ -45,7 +49,9 @@ class Summary:
 
     @property
     def rel_half_width(self) -> float:
-        return (self.high - self.low) / 2 / self.median if self.median > 0 else float("inf")
+        if self.low is None or self.median <= 0:
+            return float("inf")
+        return (self.high - self.low) / 2 / self.median
 
 
 def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], samples: np.ndarray, resamples: int = 1000,
@@ -58,9 +64,11 @@ def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], samples: np.ndarray
 
 
 def summarise(seconds: list[float], resamples: int = 1000) -> Summary:
-    """Summary of one trial's samples. Five samples or fewer give their whole range as the interval."""
+    """Summary of one trial's samples."""
     x = np.asarray(seconds, dtype=float)
-    if len(x) <= 5:
+    if len(x) == 1:
+        low = high = None
+    elif len(x) <= 5:
         low, high = float(x.min()), float(x.max())
     else:
         low, high = bootstrap(lambda draws: np.median(draws, axis=1), x, resamples)

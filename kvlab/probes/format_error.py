@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvlab.probes._base import Bench
-from kvlab.probes.kernel_error import Expected
+from kvlab.probes._expected import Expected
 from kvlab.record.reading import Reading
 
 

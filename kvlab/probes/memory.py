@@ -1,4 +1,4 @@
-"""Memory that one call takes beyond what was there before it: the score matrix, workspaces, the output."""
+"""Memory that a first call takes beyond its inputs: the score matrix, workspaces that are then kept, the output."""
 from __future__ import annotations
 
 import ctypes
@@ -19,7 +19,7 @@ RESOLUTION = 2**20          # bytes; pages, arenas and the interpreter move this
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes of a call above those before it, its output included; and bytes kept for gradients.
+    """Peak bytes of planning and a first call above those before, its output included; and bytes kept for gradients.
 
     CUDA: the allocator's own peak. Linux with glibc: the kernel's high-water mark (VmHWM), reset before the call
     after free memory was handed back. Elsewhere: resident bytes sampled by psutil during the call (a lower bound).
@@ -35,14 +35,17 @@ class Memory:
     def measure(self, bench: Bench):
         for trial in list(bench.trials):
             with bench.on(trial):
-                call = trial.prepare(bench.inputs_of(trial)[:1])[0]
-                saved = gradient_bytes(call)                          # also the warm-up: buffers made once are made
-                extra, method, resolution = peak_extra(call, trial.device)
+                inputs = bench.inputs_of(trial)[:1]
+                saved = gradient_bytes(trial.prepare(inputs)[0])      # also the warm-up: what libraries keep is made
+                extra, method, resolution = peak_extra(lambda one=trial, given=inputs: one.prepare(given)[0](),
+                                                       trial.device)
                 note = f"below resolution ({RESOLUTION:,} bytes)" if resolution and extra < RESOLUTION else ""
+                bound = None if method.startswith("sensor") else extra + resolution
                 yield trial, Reading("peak_extra_bytes", extra, "B", "measured", method=method, source=self.name, n=1,
-                                     low=max(0, extra - resolution), high=extra + resolution, note=note)
+                                     low=max(0, extra - resolution), high=bound, note=note)
                 yield trial, Reading("gradient_bytes", saved, "B", "measured", method="counter:saved_tensors", n=1,
-                                     source=self.name, note="bytes torch kept for a backward pass: inference has none")
+                                     source=self.name, note="bytes torch kept for a backward pass; run under no_grad, "
+                                                            "as inference is")
 
 
 def gradient_bytes(call) -> int:

@@ -1,6 +1,7 @@
 """What NVIDIA's management library says while the call is looped: busy fraction and power. Not SM utilisation."""
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from itertools import product
@@ -60,18 +61,28 @@ class Nvml:
         import torch
         readers = {"gpu_busy_fraction": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
                    "power": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3}
-        seen, errors = {metric: [] for metric in readers}, {}
-        began = time.perf_counter()
-        while time.perf_counter() - began < self.window_s:
-            for _ in range(10):
-                call()
-            torch.cuda.synchronize()
-            if time.perf_counter() - began > self.window_s / 2:      # NVML's own period lies in the first half
+        seen, errors, running = {metric: [] for metric in readers}, {}, True
+
+        def watch():                                                 # from a second thread, while the GPU is busy
+            time.sleep(self.window_s / 2)                            # NVML's own period lies in the first half
+            while running:
                 for metric, read in readers.items():
                     try:
                         seen[metric].append(read())
                     except pynvml.NVMLError as error:
                         errors[metric] = type(error).__name__.removeprefix("NVMLError_")
+                time.sleep(0.1)
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        began = time.perf_counter()
+        try:
+            while time.perf_counter() - began < self.window_s:
+                for _ in range(10):
+                    call()
+                torch.cuda.synchronize()
+        finally:
+            running = False
+            thread.join()
         yield missing("sm_utilization", "ratio", NOT_SM, source=self.name)
         for metric, values in seen.items():
             if values:

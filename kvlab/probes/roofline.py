@@ -48,9 +48,10 @@ class Roofline:
         yield self._model("useful_flops", ideal.executed_flops, "2·Hq·(Dk+Dv)·visible pairs")
         yield self._model("intensity", ideal.executed_flops / total, "useful_flops ÷ ideal_bytes")
         yield self._model("executed_flops", cost.executed_flops, "variant.cost")
-        yield self._model("hbm_read_bytes", cost.read_bytes, "variant.cost")
-        yield self._model("hbm_write_bytes", cost.write_bytes, "variant.cost")
-        yield self._model("hbm_bytes", cost.read_bytes + cost.write_bytes, "variant.cost")
+        free = f"intermediate arrays of up to {cache:,} bytes are taken to stay in the cache"
+        yield self._model("hbm_read_bytes", cost.read_bytes, "variant.cost", note=free)
+        yield self._model("hbm_write_bytes", cost.write_bytes, "variant.cost", note=free)
+        yield self._model("hbm_bytes", cost.read_bytes + cost.write_bytes, "variant.cost", note=free)
         if ideal.read_bytes < 2 * cache:
             yield missing("read_amplification", "ratio", source=self.name,
                           why=f"ideal reads are below twice the last-level cache ({cache:,} bytes): reuse inside "
@@ -79,11 +80,11 @@ class Roofline:
         if took is None:
             return found + [missing(n, self.metrics[n], "no time was measured; add the probe timer", source=self.name)
                             for n in names[3:]]
-        for metric, amount, scale, below in (("effective_bandwidth", total, 1.0, ""),
-                                             ("bandwidth_share", total, read.value, "read_ceiling"),
-                                             ("useful_flops_rate", flops, 1.0, ""),
-                                             ("flops_share", flops, matmul.value, "matmul_ceiling")):
-            found.append(self._model(metric, amount / took.value / scale, "ideal amount ÷ measured time",
-                                     low=amount / took.high / scale, high=amount / took.low / scale, n=took.n,
-                                     cache_state=took.cache_state, denominator=below))
+        for metric, amount, ceiling in (("effective_bandwidth", total, None), ("bandwidth_share", total, read),
+                                        ("useful_flops_rate", flops, None), ("flops_share", flops, matmul)):
+            of, most, least = (ceiling.value, ceiling.high, ceiling.low) if ceiling else (1.0, 1.0, 1.0)
+            ends = {} if took.low is None else dict(low=amount / took.high / most, high=amount / took.low / least)
+            found.append(self._model(metric, amount / took.value / of, "ideal amount ÷ measured time", n=took.n,
+                                     cache_state=took.cache_state, denominator=ceiling.metric if ceiling else "",
+                                     **ends))
         return found

@@ -1,6 +1,7 @@
 """Time of one call: trials interleaved over rounds, inputs rotating, outputs poisoned and checked again."""
 from __future__ import annotations
 
+import os
 import random
 import time
 from dataclasses import dataclass, field
@@ -8,11 +9,9 @@ from typing import ClassVar
 
 from kvlab.probes._base import Bench, Broken
 from kvlab.probes._clock import Summary, clock, summarise
-from kvlab.probes.kernel_error import Expected, overwrite
+from kvlab.probes._expected import Expected, overwrite
 from kvlab.record.environment import cpu_steal_seconds, last_level_cache, load_average
-from kvlab.record.reading import Reading
-
-METRICS = {"latency_s": "s", "latency_p5": "s", "latency_p95": "s", "prepare_s": "s"}
+from kvlab.record.reading import Reading, missing
 
 
 @dataclass
@@ -25,8 +24,13 @@ class Runner:
     seconds: list[float] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     spent: float = 0.0                          # wall seconds of the rounds
+    wall: float = 0.0                           # wall seconds inside the samples
     elsewhere: float = 0.0                      # CPU seconds of other threads of the process during the samples
+    waits: int = 0                              # times that the thread gave the processor away of its own accord
+    faults: int = 0                             # pages of memory that were touched for the first time
+    system: float = 0.0                         # CPU seconds inside the operating system
     done: bool = False
+    slow: bool = False                          # one call takes ten times the cap: a single sample, and no more
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ class Timer:
     rounds: int = 3
     min_samples: int = 5
     name: ClassVar[str] = "timer"
-    metrics: ClassVar[dict[str, str]] = METRICS
+    metrics: ClassVar[dict[str, str]] = {"latency_s": "s", "latency_p5": "s", "latency_p95": "s", "prepare_s": "s",
+                                            "page_faults": "count", "system_time_share": "ratio"}
     needs: ClassVar[tuple[str, ...]] = ("kernel_error",)
     rotates: ClassVar[bool] = True
 
@@ -58,13 +63,15 @@ class Timer:
         load, steal, began = load_average(), cpu_steal_seconds(), time.perf_counter()
         runners = self._warmed(bench, sampler)
         order, round_ = random.Random(bench.comparison.trials[0].seed), 0
-        while pending := [r for r in runners if not r.done and r.trial in bench.trials]:
-            order.shuffle(pending)
-            for runner in pending:
+        while any(not r.done and r.trial in bench.trials for r in runners):
+            # a trial that has enough goes on while others have not, or their medians would be of different minutes
+            standing = [r for r in runners if r.trial in bench.trials and not r.slow]
+            order.shuffle(standing)
+            for runner in standing:
                 with bench.on(runner.trial):
                     self._round(runner, sampler, round_, cap_s)
             round_ += 1
-            for runner in pending:
+            for runner in standing:
                 self._stop(runner, round_, cap_s, target)
         self._recheck(bench, runners)
         window = time.perf_counter() - began
@@ -88,24 +95,24 @@ class Timer:
                     sampler.sample(runner, 1)
                     seconds.append(time.perf_counter() - began)
                 runner.inner = max(1, min(100, int(1e-3 / min(seconds))))
-                runner.elsewhere = 0.0
-                runners.append(runner)
+                runners.append(Runner(trial, calls, runner.prepare_s, runner.inner))
         return runners
 
     def _round(self, runner, sampler, round_, cap_s) -> None:
-        """One trial's share of a round: a `rounds`-th of its time, at least one sample."""
+        """One trial's share of a round: a sixth of its time, 0.3 s at most, at least one sample."""
         began = time.perf_counter()
         while True:
             runner.seconds.append(sampler.sample(runner, runner.inner))
             runner.rounds.append(round_)
-            if time.perf_counter() - began >= cap_s / self.rounds / 2:
+            if time.perf_counter() - began >= min(0.3, cap_s / self.rounds / 2):
                 break
         runner.spent += time.perf_counter() - began
 
     def _stop(self, runner, rounds, cap_s, target) -> None:
-        slow = runner.spent > 10 * cap_s * len(runner.seconds)
+        runner.slow = runner.spent > 10 * cap_s * len(runner.seconds)
         enough = rounds >= self.rounds and len(runner.seconds) >= self.min_samples
-        if slow or (enough and (runner.spent >= cap_s or summarise(runner.seconds, 200).rel_half_width <= target)):
+        if runner.slow or enough and (runner.spent >= cap_s
+                                      or summarise(runner.seconds, 200).rel_half_width <= target):
             runner.done = True
 
     def _recheck(self, bench, runners) -> None:
@@ -133,9 +140,13 @@ class Timer:
                 overwrite(only, only.k, only.v)
 
     def _judge(self, runner, expected) -> None:
-        if runner.elsewhere > max(0.005, sum(runner.seconds) * runner.inner / 2):
+        if runner.elsewhere > max(0.005, sum(runner.seconds) * runner.inner / 10):
             raise Broken("other threads did its work, and only the calling thread is timed; keep to one thread, or "
                          "measure with threads=2 or more")
+        total = sum(runner.seconds) * runner.inner
+        if runner.waits >= len(runner.seconds) / 2 and runner.wall - total > max(0.005, runner.wall / 10):
+            raise Broken("it waits (sleeps, reads or lets others work), and only its own CPU time is measured; measure "
+                         "with threads=2 or more, which takes wall time")
         runner.calls[-1]().fill_(float("nan"))
         try:
             expected.judge(runner.trial, runner.calls[-1]())
@@ -155,6 +166,20 @@ class Timer:
         pd.concat(frames).to_parquet(bench.artifacts / name, index=False)
         return name
 
+    def _kernel_side(self, runner, sampler, common):
+        """Page faults and system time: what a call pays for memory that it takes anew each time."""
+        if usage() is None or sampler.method != "timer:thread_cpu":
+            why = "only counted for one thread of a CPU under Linux"
+            yield runner.trial, missing("page_faults", "count", why, source=self.name)
+            yield runner.trial, missing("system_time_share", "ratio", why, source=self.name)
+            return
+        calls = len(runner.seconds) * runner.inner
+        common = {**common, "method": "counter:getrusage"}
+        yield runner.trial, Reading("page_faults", runner.faults / calls, "count", "measured", note="per call",
+                                    **common)
+        yield runner.trial, Reading("system_time_share", min(1.0, runner.system / (sum(runner.seconds) * runner.inner)),
+                                    "ratio", "measured", denominator="CPU time of the call", **common)
+
     def _readings(self, runner, sampler, window, note, artifact):
         s: Summary = summarise(runner.seconds)
         common = dict(method=sampler.method, source=self.name, n=s.n, window_s=window, artifact=artifact,
@@ -164,8 +189,18 @@ class Timer:
                                     note=note + slow, **common)
         yield runner.trial, Reading("latency_p5", s.p5, "s", "measured", **common)
         yield runner.trial, Reading("latency_p95", s.p95, "s", "measured", **common)
+        yield from self._kernel_side(runner, sampler, common)
         yield runner.trial, Reading("prepare_s", runner.prepare_s, "s", "measured", method="timer:wall", n=1,
                                     source=self.name, note="planning of one call, outside the clock")
+
+
+def usage():
+    """What the operating system counts of this thread; None where it does not count threads (only Linux does)."""
+    try:
+        import resource
+        return resource.getrusage(resource.RUSAGE_THREAD)
+    except (ImportError, AttributeError):
+        return None
 
 
 class CpuSampler:
@@ -181,25 +216,32 @@ class CpuSampler:
         chosen = [todo[(turn + i) % len(todo)] for i in range(calls)]
         self.turn[key] = turn + calls
         now, outputs = self.clock.now, []
-        all_threads = time.process_time()
+        used, all_threads, wall = usage(), time.process_time(), time.perf_counter()
         began = now()
         for call in chosen:
             outputs.append(call())
         seconds = now() - began
         if self.method == "timer:thread_cpu":
+            runner.wall += time.perf_counter() - wall
             runner.elsewhere += time.process_time() - all_threads - seconds
+            if used is not None:
+                after = usage()
+                runner.waits += after.ru_nvcsw - used.ru_nvcsw
+                runner.faults += after.ru_minflt - used.ru_minflt
+                runner.system += after.ru_stime - used.ru_stime
         for output in outputs:
             output.fill_(float("nan"))                  # a variant that hands out a kept answer hands out NaN next time
         return seconds / calls
 
     def cache_state(self, trial) -> str:
         copies, cache = len(self.bench.inputs_of(trial)), last_level_cache()[0]
-        held = copies * self.bench.comparison.cache_bytes()[trial.kv_format, trial.layout]
+        held = copies * self.bench.comparison.touched_bytes()[trial.kv_format, trial.layout]
         return "cold (unverified)" if held >= 5 * cache else "warm (too few input copies: memory short or inputs tiny)"
 
     def note(self, load, steal, window) -> str:
         after = cpu_steal_seconds()
-        stolen = "" if steal is None or after is None else f", steal {100 * (after - steal) / window:.1f} %"
+        share = None if steal is None or after is None else (after - steal) / window / (os.cpu_count() or 1)
+        stolen = "" if share is None else f", steal {100 * share:.1f} %"
         return "" if load is None else f"load {load:.1f}{stolen}"
 
 
@@ -234,4 +276,5 @@ class CudaSampler:
         return "cold (unverified)"
 
     def note(self, load, steal, window) -> str:
-        return "CUDA events around each call, launch overhead included; L2 flushed by a read of twice its size"
+        return ("CUDA events around each call, launch overhead included; L2 flushed by a read of twice its size; "
+                "clocks and throttling not watched")

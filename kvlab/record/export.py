@@ -5,6 +5,8 @@ import contextlib
 import errno
 import json
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +44,22 @@ def explained(folder: Path) -> Iterator[None]:
         where = error.filename if (why, remedy) == _FILE and error.filename else folder
         raise StoreError(error.errno, f"cannot write results to {where}: {why}; {remedy}. "
                                       "Comparisons committed before are kept") from error
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait until what is measured is on disk; it is raised then. (Only the main thread is interrupted.)"""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting = []
+    before = signal.signal(signal.SIGINT, lambda *what: waiting.append(what))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if waiting and callable(before):
+            before(*waiting[0])
 
 
 def atomic_write(path: Path, data: bytes) -> None:

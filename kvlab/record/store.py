@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab.record.environment import Manifest
-from kvlab.record.export import StoreError, atomic_write, explained, write_parquet
+from kvlab.record.export import StoreError, atomic_write, explained, uninterrupted, write_parquet
 from kvlab.record.journal import encode, replay
 from kvlab.record.reading import COLUMNS, READING, Reading, check_schema_version, complete, table
 from kvlab.registry import no_such
@@ -104,9 +104,9 @@ class RunStore:
             if units.setdefault(row["metric"], row["unit"]) != row["unit"]:
                 raise ValueError(f"metric {row['metric']!r} has unit {row['unit']!r}, and {units[row['metric']]!r} "
                                  "elsewhere in this run; a metric has one unit")
-        with explained(self.path):
+        with explained(self.path), uninterrupted():
             self._write(encode(comparison_id, full))
-        self._committed[comparison_id], self._units = full, units
+            self._committed[comparison_id], self._units = full, units
 
     def _write(self, lines: bytes) -> None:
         journal = self.path / _JOURNAL

@@ -74,9 +74,9 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
 
     size: one of the study's SIZES (default small). device: cpu (default) or cuda. out: parent of <study>/<UTC>-<id>.
     resume: a run directory whose committed cases are kept and not repeated; what is left None is as it was there.
-    variants: names, "file.py:Class" references, classes or instances. each: maps a job over cases and yields their
-    rows in order (default: one long-lived worker process). patience_s: seconds without a sign of life after which
-    the worker is taken to hang. begun: told the run's store before anything is measured.
+    variants: names, "file.py:Class" references, classes or instances. each: maps a job over cases and yields the rows
+    of one case after the other, in any order (default: one long-lived worker process). patience_s: seconds without a
+    sign of life after which the worker is taken to hang. begun: told the run's store before anything is measured.
     Raises KeyError or ValueError for wrong names, StoreError for a folder that cannot be written.
     """
     module = studies[study]
@@ -110,8 +110,11 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
     todo = [case for case in cases if case.comparison_id not in store.committed]
     results = each(Job(study, store.artifacts), todo)
     try:
-        for case, rows in _with_progress(todo, results, study, progress):
-            store.append(case.comparison_id, [{**row, "model": row.get("model") or model or ""} for row in rows])
+        for rows in _with_progress(results, len(todo), study, progress):
+            store.append(rows[0]["comparison_id"], [{**row, "model": row.get("model") or model or ""} for row in rows])
+        if lost := {case.comparison_id for case in todo} - store.committed:
+            raise RuntimeError(f"`each` gave no rows of {len(lost)} of {len(todo)} cases; complete the run with "
+                               f"resume={store.path}")
     finally:
         if hasattr(results, "close"):
             results.close()                         # ends the worker now, not when somebody forgets the traceback
@@ -136,12 +139,11 @@ def failed_case(case: Case, why: str, status: str = "failed") -> list[dict]:
              **asdict(reading), "scope": "comparison"}]
 
 
-def _with_progress(cases, results, study, progress):
-    pairs = zip(cases, results, strict=True)        # an `each` that gives too little must not pass for a whole run
+def _with_progress(results, total, study, progress):
     if not progress:
-        return pairs
+        return results
     from tqdm.auto import tqdm
-    return tqdm(pairs, total=len(cases), desc=study, unit="case")
+    return tqdm(results, total=total, desc=study, unit="case")
 
 
 def _to_json(ref: VariantRef):
@@ -175,6 +177,12 @@ def _resumed(study: str, path: Path, options: dict, sources: list[VariantSource]
     if store.manifest.options != was:
         raise ValueError(f"{path} was run with {store.manifest.options}, not with {was}; "
                          "resume with the same options, or start a new run")
+    here = Manifest(study=study).environment
+    then = store.manifest.environment
+    other = [f"{what} {then.get(what)!r}, here {here[what]!r}" for what in ("cpu", "gpus", "torch")
+             if then.get(what) != here[what]]
+    if other:
+        raise ValueError(f"{path} was measured elsewhere ({'; '.join(other)}); numbers of two machines are two runs")
     changed = [s.ref for s in sources if s not in store.manifest.variants]
     if changed:
         raise ValueError(f"{', '.join(changed)} changed since {path} was begun; start a new run")

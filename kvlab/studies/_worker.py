@@ -6,6 +6,7 @@ interpreter (`python -m kvlab.studies._worker`), never a fork, and does not impo
 """
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -21,6 +22,7 @@ from pathlib import Path
 from kvlab.probes._base import Watch
 from kvlab.studies._run import Case, Each, Job, failed_case
 
+DIED = "the worker process died"
 START_S = 60                    # seconds more that a fresh worker has for importing torch
 
 
@@ -70,9 +72,8 @@ class Worker:
             try:
                 line = self.lines.get(timeout=patience_s)
             except queue.Empty:
-                self.process.kill()
-                self.process.wait()
-                return last, {"died": ("failed", f"gave no sign of life for {patience_s:.0f} s and was stopped")}
+                self._kill()
+                return last, {"died": ("failed", f"{DIED}: no sign of life for {patience_s:.0f} s, so it was stopped")}
             if line is None:
                 return last, {"died": _cause_of_death(self.process.wait())}
             message, patience_s = json.loads(line), self.patience_s
@@ -84,7 +85,8 @@ class Worker:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [
             str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))}
         self.process = subprocess.Popen([sys.executable, "-m", "kvlab.studies._worker"], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, env=environment, text=True, encoding="utf-8")
+                                        stdout=subprocess.PIPE, env=environment, text=True, encoding="utf-8",
+                                        start_new_session=True)     # so that what it starts can be ended with it
         self.lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._pump, args=(self.process, self.lines), daemon=True).start()
 
@@ -109,17 +111,25 @@ class Worker:
             self.process.stdin.close()
             self.process.wait(timeout=2)
         except (OSError, subprocess.TimeoutExpired):
+            self._kill()
+
+    def _kill(self) -> None:
+        """End the worker at once, with what it started where the system has process groups."""
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        else:
             self.process.kill()
-            self.process.wait()
+        self.process.wait()
 
 
 def _cause_of_death(code: int) -> tuple[str, str]:
     """(status, what happened) for a worker's exit code; a SIGKILL from outside is nearly always the kernel's."""
     if code == -getattr(signal, "SIGKILL", 9):
-        return "oom", "the worker was killed (SIGKILL: out of memory, or by hand)"
+        return "oom", f"{DIED}: it was killed (SIGKILL: out of memory, or by hand)"
     if code < 0:
-        return "failed", f"the worker crashed with signal {signal.Signals(-code).name}"
-    return "failed", f"the process was ended with exit code {code}"
+        return "failed", f"{DIED}: it crashed with signal {signal.Signals(-code).name}"
+    return "failed", f"{DIED}: it was ended with exit code {code}"
 
 
 def serve() -> None:
@@ -136,10 +146,13 @@ def serve() -> None:
 
     for line in cases:
         message = json.loads(line)
+        if message["artifacts"]:                    # a run keeps what its variants print; a single call shows it
+            with open(Path(message["artifacts"]) / "worker.log", "ab") as log:
+                os.dup2(log.fileno(), 1)
         job = Job(message["study"], None if message["artifacts"] is None else Path(message["artifacts"]),
                   None if message["probes"] is None else tuple(message["probes"]))
         watch = Watch(at=lambda case_id, stage: say({"at": [case_id, stage]}),
-                      failures={k: tuple(v) for k, v in message["failures"].items()})
+                      fatal=lambda: os._exit(70), failures={k: tuple(v) for k, v in message["failures"].items()})
         case = case_from(message["type"], message["case"])
         try:
             say({"rows": job(case, watch)})

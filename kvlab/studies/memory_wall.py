@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 
 from kvlab.attention import Comparison, VariantRef, trial
 from kvlab.attention._base import digest
+from kvlab.catalog.gpus import gpu as catalogued_gpu
 from kvlab.catalog.models import model as catalogued
 from kvlab.kv.sizing import crossover_tokens, kv_bytes, weight_bytes
 from kvlab.probes import measure
@@ -32,6 +33,7 @@ from kvlab.studies._run import Case, Finding
 from kvlab.units import display
 
 SIZES = ("smoke", "small", "large")
+NEAR = 0.6                                                   # share of a ceiling from which it is called the limit
 MODEL = "Qwen/Qwen2-72B"                                     # the article's
 DECODE = ("naive_repeat", "naive", "sdpa", "sdpa_enable_gqa", "paged")
 PREFILL = ("naive", "flash", "sdpa")
@@ -74,16 +76,16 @@ def cases(size: str, *, device: str = "cpu", variants: tuple[VariantRef, ...] | 
         again = next((v for v in refs if v.ref == "sdpa"), refs[0])
         return Comparison(tuple(trials + ([trial(again, workload, device=device, replica=1)] if aa else [])))
 
-    steps = 3 if size == "smoke" else 5
+    steps = 4 if size == "smoke" else 5
     contexts = [longest >> i for i in reversed(range(steps))]
-    middle = contexts[1] if size != "smoke" else contexts[0]
+    middle = contexts[1]
     yield from (decode(shape, n, aa=n == middle) for n in contexts)
     if not shape.v_in_k:
         kv_heads = {shape.num_q_heads // r for r in ((1, 8) if size == "smoke" else (1, 4, 8, 32))
                     if shape.num_q_heads % r == 0} - {shape.num_kv_heads}
         for heads in sorted(kv_heads, reverse=True):
             yield decode(AttentionShape(shape.num_q_heads, heads, shape.head_dim, shape.v_head_dim), middle)
-    for n in (contexts[:1] if size == "smoke" else contexts[1:3]):
+    for n in (contexts[1:2] if size == "smoke" else contexts[1:3]):
         yield decode(shape, n, batch_size=4)
     yield from _prefill_cases(size, device, variants)
     yield Decomposition(spec.name, 2048)
@@ -91,7 +93,8 @@ def cases(size: str, *, device: str = "cpu", variants: tuple[VariantRef, ...] | 
 
 def _prefill_cases(size, device, variants) -> Iterable[Comparison]:
     """Prompts over an eightfold range, long enough that the output and the tiles of flash are above resolution."""
-    prompts = {"smoke": (256, 512, 1024), "small": (512, 1024, 2048, 4096), "large": (2048, 4096, 8192, 16384)}[size]
+    longest = {"smoke": 1024, "small": 4096, "large": 16384}[size]
+    prompts = [longest // 8, longest // 4, longest // 2, longest]
     refs = tuple(VariantRef(name) for name in PREFILL) if variants is None else variants
     for n in prompts:
         workload = Workload.prefill(AttentionShape(4, 1, 128), q_len=n)
@@ -152,7 +155,8 @@ def _decomposed(case: Decomposition) -> list[dict]:
 def findings(table) -> list[Finding]:
     """The four findings, the resolution they are to be read at, and the real model's decomposition."""
     ok = table[(table["status"] == "ok") & (table["kind"] != "missing")]
-    found = [*_slope(ok), *_compute_share(ok), *_exponents(ok), *_repeated(ok), *_resolution(ok), *_crossover(ok)]
+    found = [*_crossover(table), *_bottleneck(ok), *_slope(ok), *_compute_share(ok), *_exponents(ok), *_repeated(ok),
+             *_resolution(ok)]
     return found or [Finding("none", "no finding: the run holds no successful reading of this study", None, "ratio",
                              None, None, "missing")]
 
@@ -187,17 +191,41 @@ def _best(rows) -> str:
     return times.sort_values(["kv_len", "value"], ascending=[False, True])["variant"].iloc[0]
 
 
+def _bottleneck(rows) -> list[Finding]:
+    """Which ceiling the longest call of the sweep comes near, if any; and what a GPU's data sheet allows there."""
+    if main_ratio(rows) is None:
+        return []
+    variant = _best(rows)
+    share = {m: sweep(rows, m) for m in ("bandwidth_share", "flops_share")}
+    last = {m: s[s["variant"] == variant].sort_values("kv_len").tail(1) for m, s in share.items()}
+    if any(s.empty for s in last.values()):
+        return []
+    read, flops = (last[m].iloc[0] for m in share)
+    limit = ("memory limits it" if read["value"] >= max(NEAR, flops["value"]) else
+             "arithmetic limits it" if flops["value"] >= NEAR else
+             "neither limits it here: the kernel does, and a faster one would run into the nearer of the two")
+    gpu = catalogued_gpu("H200")
+    allowed = main_ratio(rows) / gpu.ridge()
+    return [Finding(
+        "bottleneck", f"Why is decoding slow? At {read['kv_len']} tokens and group ratio {main_ratio(rows)} {variant} "
+        f"reaches {100 * read['value']:.0f} % of the read ceiling and {100 * flops['value']:.0f} % of the matmul "
+        f"ceiling: {limit}. On {gpu.name}, by its data sheet and in bf16, memory allows {100 * allowed:.1f} % of the "
+        "matrix peak at this ratio: there memory is the wall.", read["value"], "ratio", read["low"], read["high"],
+        "modelled")]
+
+
 def _slope(rows) -> list[Finding]:
     if main_ratio(rows) is None:
         return []
     ideal = sweep(rows, "ideal_bytes").set_index("case_id")["value"]
-    ceilings = _decode(rows)[_decode(rows)["metric"] == "read_ceiling"]["value"]
+    ceilings = _decode(rows)[_decode(rows)["metric"] == "read_ceiling"]
     if ceilings.empty:
         return []
-    ceiling, found = float(ceilings.median()), []
+    ceiling, slowest, fastest = (float(ceilings[end].median()) for end in ("value", "low", "high"))
+    found = []
     for variant, times in sweep(rows, "latency_s").groupby("variant", sort=False):
         times = times[times["case_id"].isin(ideal.index)].sort_values("kv_len")
-        if len(times) < 3:
+        if len(times) < 4:
             continue
         x = ideal[times["case_id"]]
         slope, low, high = fit(x, times["value"], times["low"], times["high"])
@@ -210,7 +238,8 @@ def _slope(rows) -> list[Finding]:
         found.append(Finding(
             f"decode_bandwidth:{variant}",
             f"Decode time grows with ideal bytes: {variant} streams K/V at {display(value, 'B/s')} "
-            f"[{display(down, 'B/s')}, {display(up, 'B/s')}], {100 * value / ceiling:.0f} % of the read ceiling "
+            f"[{display(down, 'B/s')}, {display(up, 'B/s')}], {100 * value / ceiling:.1f} % "
+            f"[{100 * down / fastest:.1f}, {100 * up / slowest:.1f}] of the read ceiling "
             f"({display(ceiling, 'B/s')}).", value, "B/s", down, up, "modelled"))
     return sorted(found, key=lambda f: f.name != f"decode_bandwidth:{_best(rows)}")
 
@@ -255,17 +284,20 @@ def _exponents(rows) -> list[Finding]:
 def _repeated(rows) -> list[Finding]:
     if main_ratio(rows) is None:
         return []
-    times = sweep(rows, "latency_s").set_index(["variant", "kv_len"])
+    times, system = sweep(rows, "latency_s").set_index(["variant", "kv_len"]), sweep(rows, "system_time_share")
     found = []
     for kv_len in sorted({n for v, n in times.index if v == "naive_repeat"}):
         if ("naive", kv_len) not in times.index:
             continue
         a, b = times.loc[("naive_repeat", kv_len)], times.loc[("naive", kv_len)]
         value, low, high = a["value"] / b["value"], a["low"] / b["high"], a["high"] / b["low"]
+        inside = system[system["case_id"] == a["case_id"]]["value"]
+        why = "" if inside.empty or inside.iloc[0] < 0.1 else (
+            f"; {100 * inside.iloc[0]:.0f} % of it inside the operating system, for memory that each call takes anew")
         found.append(Finding(
             f"repeat_cost:{kv_len}",
             f"Repeating K/V heads costs {value:.0f} × [{low:.0f}, {high:.0f}] the time of grouped attention "
-            f"(group ratio {main_ratio(rows)}, kv_len {kv_len}).", value, "ratio", low, high, "measured"))
+            f"(group ratio {main_ratio(rows)}, kv_len {kv_len}){why}.", value, "ratio", low, high, "measured"))
     return found[::-1]
 
 
@@ -279,16 +311,23 @@ def _resolution(rows) -> list[Finding]:
                     "measured")]
 
 
-def _crossover(rows) -> list[Finding]:
-    def value(metric):
-        chosen = rows[rows["metric"] == metric]
+def _crossover(table) -> list[Finding]:
+    def of(metric):
+        chosen = table[table["metric"] == metric]
         return None if chosen.empty else chosen.iloc[0]
-    kv, weights, crossover = value("kv_bytes"), value("weight_bytes"), value("crossover_tokens")
-    if kv is None or weights is None:
+    kv, weights, crossover = of("kv_bytes"), of("weight_bytes"), of("crossover_tokens")
+    if kv is None:
         return []
-    where = "its cache never reaches its weights" if crossover is None else (
-        f"they are equal at {crossover['value']:,.0f} cached tokens")
-    return [Finding("crossover", f"{kv['model']}: weights {display(weights['value'], 'B')}, KV of one sequence of "
-                    f"{kv['kv_len']} tokens {display(kv['value'], 'B')}; {where}. The article's “KV far exceeds the "
-                    "weights” needs more than that.", None if crossover is None else crossover["value"], "count",
+    size = f"{kv['model']}: KV of one sequence of {kv['kv_len']} tokens is {display(kv['value'], 'B')}"
+    if weights["kind"] == "missing":
+        return [Finding("crossover", f"{size}; {weights['note']}, so nothing can be said of its weights.", None,
+                        "count", None, None, "missing")]
+    size += f", its weights {display(weights['value'], 'B')}"
+    if crossover["kind"] == "missing":
+        return [Finding("crossover", f"{size}; the cache stops growing before it reaches them.", None, "count", None,
+                        None, "missing")]
+    context = catalogued(kv["model"]).context
+    contexts = f", {crossover['value'] / context:.0f} full contexts of {context:,}" if context else ""
+    return [Finding("crossover", f"{size}: KV outgrows them beyond {crossover['value']:,.0f} cached tokens{contexts}. "
+                    "The article's “KV far exceeds the weights” needs more than that.", crossover["value"], "count",
                     None, None, "modelled")]

@@ -7,8 +7,9 @@ from kvlab.attention import Comparison, reference, trial
 from kvlab.attention.naive import Naive
 from kvlab.probes import measure
 from kvlab.probes._base import Bench
+from kvlab.probes._expected import SAMPLED_ROWS, Expected, overwrite
 from kvlab.probes.format_error import FormatError
-from kvlab.probes.kernel_error import SAMPLED_ROWS, Expected, KernelError, dispatched, overwrite
+from kvlab.probes.kernel_error import KernelError, dispatched
 from kvlab.probes.memory import Memory
 from kvlab.probes.roofline import Roofline
 from kvlab.shapes import AttentionShape, Workload

@@ -6,6 +6,7 @@ Arrays here are head-major with tokens second to last: codes_KSD, scale_KS1.
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -85,7 +86,7 @@ class KVFormat:
 
     def token_group(self, shape: AttentionShape) -> int:
         """Tokens that share a stored row; a paged layout's block_size must be a multiple of it."""
-        return max(c.tokens for side in self.components(shape) for c in side)
+        return math.lcm(*(c.tokens for side in self.components(shape) for c in side))
 
     def nbytes(self, kv_len: int, shape: AttentionShape, first: int = 0) -> int:
         """Bytes that hold tokens first … kv_len of one sequence in one layer, scales included; ignores the window.
@@ -107,9 +108,9 @@ def format_names() -> list[str]:
 def kv_format(name: str) -> KVFormat:
     """The format of that name. Unknown names raise KeyError with a near match and the list."""
     for family in families:
-        codec = families[family].codec(name)
-        if codec is not None:
-            return KVFormat(name, codec, codec)
+        found = families[family].kv_format(name)
+        if found is not None:
+            return found
     raise no_such("KV format", name, format_names())
 
 

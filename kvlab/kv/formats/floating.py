@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.kv.formats._base import Component, torch_dtype
+from kvlab.kv.formats._base import Component, KVFormat, torch_dtype
 
 EXAMPLES = ("fp32", "fp16", "bf16")
 _DTYPES = {"fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2)}
@@ -27,5 +27,5 @@ class Floating:
         return arrays[0][..., :kv_len, :].to(dtype)
 
 
-def codec(name: str) -> Floating | None:
-    return Floating(name) if name in _DTYPES else None
+def kv_format(name: str) -> KVFormat | None:
+    return KVFormat(name, Floating(name), Floating(name)) if name in _DTYPES else None

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.kv.formats._base import Component, granularity
+from kvlab.kv.formats._base import Component, KVFormat, granularity
 
 EXAMPLES = ("int8/token", "int8/block16")
 
@@ -35,8 +35,9 @@ class Int8:
         return (codes[..., :kv_len, :] * per_token[..., :kv_len, :]).to(dtype)
 
 
-def codec(name: str) -> Int8 | None:
+def kv_format(name: str) -> KVFormat | None:
     found = granularity(name, "int8")
     if found is None or found[0] not in ("token", "block") or (found[0] == "token") != (found[1] is None):
         return None
-    return Int8(name, found[1] or 1)
+    codec = Int8(name, found[1] or 1)
+    return KVFormat(name, codec, codec)
