@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from importlib import import_module
@@ -70,16 +71,31 @@ class Worker:
         last = None
         while True:
             try:
-                line = self.lines.get(timeout=patience_s)
+                line = self._next(patience_s)
             except queue.Empty:
                 self._kill()
                 return last, {"died": ("failed", f"{DIED}: no sign of life for {patience_s:.0f} s, so it was stopped")}
             if line is None:
-                return last, {"died": _cause_of_death(self.process.wait())}
+                code = self.process.wait()
+                self._kill()                        # what it started and left behind
+                return last, {"died": _cause_of_death(code)}
             message, patience_s = json.loads(line), self.patience_s
             if "at" not in message:
                 return last, message
             last = tuple(message["at"])
+
+    def _next(self, patience_s: float) -> str | None:
+        """The worker's next line; None once it is dead, also where a process that it forked still holds the pipe."""
+        end = time.monotonic() + patience_s
+        while True:
+            dead = self.process.poll() is not None
+            try:
+                return self.lines.get(timeout=max(0.0, min(1.0, end - time.monotonic())))
+            except queue.Empty:
+                if dead:
+                    return None
+                if time.monotonic() >= end:
+                    raise
 
     def _start(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [
@@ -107,16 +123,15 @@ class Worker:
         """End the worker: it stops by itself when its input ends, and is killed if it does not."""
         if self.process is None or self.process.poll() is not None:
             return
-        try:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self.process.stdin.close()
             self.process.wait(timeout=2)
-        except (OSError, subprocess.TimeoutExpired):
-            self._kill()
+        self._kill()
 
     def _kill(self) -> None:
-        """End the worker at once, with what it started where the system has process groups."""
+        """End the worker, dead or alive, with what it started where the system has process groups."""
         if hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         else:
             self.process.kill()
