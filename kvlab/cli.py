@@ -200,7 +200,8 @@ def _print_readings(rows, one) -> None:
         clock = row["method"] if row["method"].startswith("timer:") else ""
         remark = row["error"] or "; ".join(filter(None, (clock, row["cache_state"], row["note"])))
         kind = row["kind"] if row["status"] == "ok" else row["status"]
-        table.add_row(", ".join(names), display(row["value"], row["unit"]), interval, kind,
+        shown = ", ".join(names) if len(names) < 5 else f"{names[0]} and {len(names) - 1} more"
+        table.add_row(shown, display(row["value"], row["unit"]), interval, kind,
                       remark.replace("[", "\\["))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 

@@ -1,4 +1,5 @@
 """The command line: what it prints, what it refuses in one sentence, and its exit codes."""
+import csv
 import json
 import os
 import re
@@ -58,8 +59,30 @@ def test_size_of_the_articles_example(run_here):
 
 def test_size_in_words_names_the_crossover_and_the_formula(run_here):
     code, out, err = run_here("size", "qwen2-72b", "--kv-len", "40000", "--batch", "2", "--tp", "16")
-    assert code == 0 and "443,763" in out and "article's formula" in out and "on each of 16 ranks" in out
-    assert "beyond the 32,768 tokens" in err
+    assert code == 0 and "443,763 cached tokens, over all sequences" in out and "on each of 16 ranks" in out
+    assert "of it the newest token" in out and "(1.00 × the KV cache in 16 bit)" in out
+    assert "beyond the 32,768 tokens of context that the catalogue gives for Qwen/Qwen2-72B-Instruct" in err
+
+
+def test_size_compares_the_formula_in_16_bit_whatever_the_format(run_here):
+    shown = [run_here("size", "deepseek-ai/DeepSeek-V3", "--kv-len", "4096", "--kv-format", name)[1]
+             for name in ("bf16", "int8/token")]
+    assert all("(56.89 × the KV cache in 16 bit)" in out for out in shown) and shown[0] != shown[1]
+
+
+def test_size_says_why_there_is_no_crossover(run_here):
+    assert "KV never outgrows the weights: the cache stops growing before" in run_here(
+        "size", "mistralai/Mistral-7B-v0.1", "--kv-len", "10")[1]
+    out = run_here("size", "facebook/opt-175b", "--kv-len", "10")[1]
+    assert "whether KV outgrows the weights is unknown: so is the parameter count" in out
+    assert "weights (16 bit)         unknown" in out and "never" not in out
+
+
+def test_the_version_and_help_without_arguments(run_here):
+    from kvlab import __version__
+    assert run_here("--version") == (None, f"kvlab {__version__}\n", "")      # sys.exit(None) is 0
+    code, out, err = run_here()
+    assert code == 0 and "Usage:" in out and "measure" in out and err == ""
 
 
 @pytest.mark.parametrize("arguments, sentence", [
@@ -70,6 +93,12 @@ def test_size_in_words_names_the_crossover_and_the_formula(run_here):
     (["size", "Qwen/Qwen2-72B", "--kv-len", "10", "--tp", "3"], "allowed tp"),
     (["size", "Qwen/Qwen2-72B"], "--kv-len"),
     (["ls", "model"], "Did you mean 'models'"),
+    (["ls"], "say what to list: models, gpus, variants, formats, probes, studies, figures, metrics"),
+    (["size", "llama-4-scout", "--kv-len", "10"], "Did you mean 'meta-llama/Llama-4-Scout"),
+    (["measure", "--variant", "my.py", "--kv-len", "64"], "is a file; name the class in it: my.py:Class"),
+    (["measure", "--variant", "naive", "--kv-len", "64", "--page-order", "in_order"], "give --block-size too"),
+    (["measure", "--variant", "paged", "--kv-len", "64", "--page-order", "sorted"], "allowed: in_order, random"),
+    (["measure", "--variant", "naive", "--kv-len", "64", "--threads", "4096"], "logical cores"),
     (["measure", "--variant", "flsh", "--kv-len", "64"], "Did you mean 'flash'"),
     (["measure", "--variant", "flash", "--kv-len", "64", "--q-heads", "30", "--kv-heads", "8"], "not a multiple"),
     (["measure", "--variant", "flash", "--kv-len", "64", "--q-len", "65"], "kv_len=64 is less than q_len=65"),
@@ -84,7 +113,7 @@ def test_size_in_words_names_the_crossover_and_the_formula(run_here):
     (["run", "memory_wall", "--size", "tiny"], "allowed: smoke, small, large"),
     (["run", "memory_wall", "--variants", "sdp"], "Did you mean 'sdpa'"),
     (["run", "memory_wall", "--model", "Qwen/Qwen2-73B"], "Did you mean 'Qwen/Qwen2-72B'"),
-    (["run", "memory_wall", "--resume", "nothing"], "no run named 'nothing'"),
+    (["run", "memory_wall", "--resume", "nothing"], "no run named 'nothing'; there is none here yet"),
     (["run", "memory_wall", "--out", "no/such/folder"], "cannot write results"),
     (["figure", "memory_wal"], "Did you mean 'memory_wall'"),
     (["figure", "memory_wall", "--format", "gif"], "allowed: png, pdf"),
@@ -135,6 +164,26 @@ def test_measure_gives_every_number_its_kind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_measure_shows_layout_and_clock_and_says_a_reason_once(run_here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["measure", "--variant", "paged", "--kv-len", "64", "--q-heads", "4", "--kv-heads", "2", "--head-dim",
+                 "16", "--page-order", "in_order"]
+    code, out, _ = run_here(*arguments)
+    lines = out.splitlines()
+    assert code == 0 and "K/V fp32 in blocks of 16, in_order, fp32 on cpu" in lines[0]
+    assert lines[2].startswith("latency_s ") and "timer:thread_cpu" in lines[2]
+    rows = json.loads(run_here(*arguments, "--json")[1])
+    assert {row["page_order"] for row in rows if row["variant"]} == {"in_order"}
+    reasons = {}
+    for row in rows:
+        if row["value"] is None:
+            reasons.setdefault(row["error"] or row["note"], []).append(row["metric"])
+    assert any(len(names) > 1 for names in reasons.values())
+    for names in reasons.values():
+        (line,) = [line for line in lines if line.startswith(f"{names[0]},") or line.startswith(f"{names[0]} ")]
+        assert line.startswith(", ".join(names) + " ") and all(out.count(name) == 1 for name in names[1:])
+
+
 WRONG = '''
 from kvlab.attention.naive import Naive
 from dataclasses import dataclass
@@ -152,11 +201,31 @@ class Wrong(Naive):
 def test_measure_and_check_of_a_wrong_variant_end_with_1(tmp_path):
     (tmp_path / "my.py").write_text(WRONG)
     code, out, _ = kvlab("measure", "--variant", "my.py:Wrong", "--kv-len", "64", "--head-dim", "32", cwd=tmp_path)
-    assert code == 1 and "exceeds the tolerance" in out
+    assert code == 1 and out.count("which exceeds the ") == 1 and "tolerance 1.1e-06" in out and "wrong: decode" in out
     code, out, _ = kvlab("check", "my.py:Wrong", cwd=tmp_path)
     assert code == 1 and "\n0 cells agree" in out and "exceeds the tolerance" in out
     code, out, _ = kvlab("check", "my.py:Wrong", "--json", cwd=tmp_path)
     assert code == 1 and {cell["status"] for cell in json.loads(out)} == {"failed", "skipped"}
+
+
+def test_check_gives_up_after_three_deaths_of_its_process(tmp_path):
+    (tmp_path / "my.py").write_text(WRONG.replace("call() * 1.5", "__import__('os')._exit(3)"))
+    code, out, err = kvlab("check", "my.py:Wrong", "--json", cwd=tmp_path)
+    cells = json.loads(out)
+    died = [cell for cell in cells if "the worker process died: " in cell["remark"]]
+    assert code == 1 and len(died) == 3 and cells[-1] == died[-1]
+    assert "brought its process down three times" in err and "Traceback" not in err
+
+
+def test_a_failing_variant_is_one_line_whatever_its_errors(capsys):
+    import pandas as pd
+
+    from kvlab.cli import _say_failures
+    rows = [("mine", "c1", "failed", "first"), ("mine", "c2", "oom", "second"), ("mine", "c2", "failed", "first"),
+            ("sdpa", "c1", "failed", "other"), ("naive", "c1", "ok", ""), ("", "c3", "failed", "all of it")]
+    _say_failures(pd.DataFrame(rows, columns=["variant", "case_id", "status", "error"]))
+    assert capsys.readouterr().err.splitlines() == ["! mine: first (2 cases)", "! sdpa: other (1 case)",
+                                                    "! case: all of it (1 case)"]
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +245,7 @@ def test_run_ends_with_the_run_directory_and_says_its_findings(smoke):
     assert code == 0 and last.parent == folder / "memory_wall"
     assert {p.name for p in last.iterdir()} >= {"manifest.json", "readings.jsonl", "readings.parquet", "figures",
                                                 "samples"}
+    assert out.index("KV outgrows them beyond 443,763") < out.index("Why is decoding slow?") < out.index("Resolution:")
     for words in ("Decode time grows with ideal bytes", "of the matmul ceiling", "Prefill memory of naive grows as",
                   "Resolution:", "443,763", "Next: kvlab report"):
         assert words in out
@@ -188,7 +258,9 @@ def test_a_variant_of_the_users_own_is_in_the_tables_and_the_figures(smoke):
     last = folder / out.strip().splitlines()[-1]
     for name in ("memory_wall", "decode_time", "attention_memory"):
         assert (last / "figures" / f"{name}.png").stat().st_size > 10_000
-        assert "Mine" in (last / "figures" / f"{name}.csv").read_text()
+        drawn = (last / "figures" / f"{name}.csv").read_text()
+        assert {"mine", "sdpa"} <= {row["variant"] for row in csv.DictReader(drawn.splitlines())}
+        assert ",Mine," not in drawn
 
 
 def test_report_figure_and_resume_of_a_finished_run(smoke):
@@ -196,7 +268,7 @@ def test_report_figure_and_resume_of_a_finished_run(smoke):
     last = out.strip().splitlines()[-1]
     code, told, _ = kvlab("report", last, cwd=folder)
     page = (folder / told.strip()).read_text()
-    assert code == 0 and "Mine" in page and "data:image/png;base64" in page
+    assert code == 0 and ">mine<" in page and "data:image/png;base64" in page
     assert not re.search(r"(src|href)=.?https?:", page)
     code, told, _ = kvlab("figure", "decode_time", "--run", last, "--out", "drawn", "--format", "pdf", cwd=folder)
     assert code == 0 and (folder / "drawn" / "decode_time.pdf").exists() and (folder / "drawn/decode_time.csv").exists()
@@ -232,4 +304,4 @@ def test_ctrl_c_keeps_what_was_committed_and_says_how_to_go_on(tmp_path):
     assert kept
     code, out, err = kvlab("run", "memory_wall", "--resume", str(run), "--out", str(tmp_path))
     finished = RunStore.open(run)
-    assert code == 0 and kept < finished.committed and len(finished.committed) == 9 and finished.problems == []
+    assert code == 0 and kept < finished.committed and len(finished.committed) == 11 and finished.problems == []

@@ -20,10 +20,11 @@ def test_the_printed_variant_agrees_with_the_oracle(tmp_path):
 
 
 def test_the_numbers_of_the_first_screen():
-    spec = model("Qwen/Qwen2-72B")
-    assert f"{weight_bytes(spec) / 1e9:.0f} GB" == "145 GB" and "145 GB of weights" in README
-    assert f"{kv_bytes(spec, 2048, 'bf16') / 1e9:.2f} GB" == "0.67 GB" and "0.67 GB of K and V" in README
-    assert f"{crossover_tokens(spec):,}" == "443,763" and "443,763 cached tokens" in README
+    spec, text = model("Qwen/Qwen2-72B"), " ".join(README.split())
+    assert f"{weight_bytes(spec) / 1e9:.0f} GB" == "145 GB" and "145 GB of weights" in text
+    assert f"{kv_bytes(spec, 2048, 'bf16') / 1e9:.2f} GB" == "0.67 GB" and "0.67 GB of K and V" in text
+    assert f"{crossover_tokens(spec):,}" == "443,763" and "443,763 cached tokens, fourteen full contexts" in text
+    assert round(crossover_tokens(spec) / spec.context) == 14
 
 
 def test_the_printed_size_is_what_the_command_prints():

@@ -59,6 +59,15 @@ def test_unknown_names_get_a_near_match_and_the_list(folder):
     assert no_such("thing", "zzzzzz", ["pear", "apple"]).args[0] == "no thing named 'zzzzzz'. Known: apple, pear"
 
 
+def test_a_part_of_a_name_is_near_enough_and_an_empty_list_says_so():
+    known = ["meta-llama/Llama-4-Scout-17B-16E-Instruct", "Qwen/Qwen2-72B-Instruct"]
+    assert "Did you mean 'meta-llama/Llama-4-Scout-17B-16E-Instruct'?" in no_such("model", "scout", known).args[0]
+    assert "Did you mean" not in no_such("model", "", known).args[0]
+    assert no_such("run", "ab12", []).args[0] == "no run named 'ab12'; there is none here yet"
+    many = no_such("model", "thing1", [f"thing{i}" for i in range(40)]).args[0]
+    assert many.endswith("All 40 names and aliases are listed by: kvlab ls models") and "Did you mean 'thing1'?" in many
+
+
 @pytest.mark.parametrize("text, found", [
     ("class A:\n    name = 'other'", 0),
     ("class A:\n    name = 'plum'\nclass B:\n    name = 'plum'", 2),

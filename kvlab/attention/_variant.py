@@ -130,19 +130,20 @@ class VariantRef:
         """What tables and figures show: the variant's own name (of a user's that takes a shipped one's name, its
         class's), with the knobs that were changed."""
         try:
-            name = _name_of(self)
-        except (KeyError, ValueError):                      # a file that is no longer there, or no longer Python
-            name = self.ref.rpartition(":")[2]
+            kind = _local[self.ref.removeprefix("cell:")] if self.in_process else None
+            name = _name_of(self, kind, self.source_file.stat().st_mtime_ns if self.source_file else 0)
+        except (KeyError, ValueError, OSError):             # a file that is no longer there, or no longer Python
+            name = self.ref.rpartition(":")[2].rpartition(".")[2]
         return name + (f"({', '.join(f'{k}={v}' for k, v in self.knobs)})" if self.knobs else "")
 
 
 @cache
-def _name_of(ref: VariantRef) -> str:
+def _name_of(ref: VariantRef, kind: type | None, changed_ns: int) -> str:
     if ":" not in ref.ref:
         return ref.ref
     class_name, own = ref.ref.rpartition(":")[2].rpartition(".")[2], None
     if ref.in_process:
-        own = getattr(_local[ref.ref.removeprefix("cell:")], "name", None)
+        own = getattr(kind, "name", None)
     else:
         for line in _class_in(ref.ref).body:
             target = line.target if isinstance(line, ast.AnnAssign) else (getattr(line, "targets", None) or [None])[0]

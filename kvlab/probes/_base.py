@@ -172,9 +172,8 @@ def measure(comparison: Comparison, chosen: Sequence[Probe] | None = None, *, ar
     chosen = in_order([probes[name]() for name in probes] if chosen is None else chosen)
     threads = torch.get_num_threads()
     torch.set_num_threads(comparison.trials[0].threads)
-    on_gpu = comparison.device.startswith("cuda") and torch.cuda.is_available()
     try:
-        with torch.no_grad(), torch.cuda.device(comparison.device) if on_gpu else nullcontext():
+        with torch.no_grad(), torch.cuda.device(comparison.device) if _on_gpu(comparison.device) else nullcontext():
             bench = _open(comparison, chosen, artifacts, watch or Watch())
             for probe in chosen:
                 bench.stage = probe.name
@@ -182,6 +181,13 @@ def measure(comparison: Comparison, chosen: Sequence[Probe] | None = None, *, ar
     finally:
         torch.set_num_threads(threads)
     return _rows(bench)
+
+
+def _on_gpu(device: str) -> bool:
+    """Whether this is a CUDA device that torch sees."""
+    import torch
+    return (device.startswith("cuda") and torch.cuda.is_available()
+            and int(device.partition(":")[2] or 0) < torch.cuda.device_count())
 
 
 def _open(comparison, chosen, artifacts, watch) -> Bench:
@@ -253,8 +259,7 @@ def _run(probe: Probe, bench: Bench) -> None:
 def _rows(bench: Bench) -> list[dict]:
     import torch
     device = bench.comparison.device
-    on_gpu = device.startswith("cuda") and torch.cuda.is_available()
-    hardware = torch.cuda.get_device_name() if on_gpu else cpu_name()
+    hardware = torch.cuda.get_device_name(device) if _on_gpu(device) else cpu_name()
     paths, rows = {}, []
     for trial, reading in bench.readings:
         if trial is None:

@@ -96,7 +96,7 @@ def decisive(inputs, workload, block_sizes: Iterable[int]) -> tuple[list, list]:
         scores = (toward_KD * toward_KD).sum(-1, keepdim=True) / shape.head_dim**0.5
         strong_KD = toward_KD * ((math.log(S) + 2) / scores.clamp_min(1e-3))
         first = workload.first_visible(b)
-        edges = {max(first, S // size * size - 1) for size in block_sizes}
+        edges = {max(first, (S - 1) // size * size - 1) for size in block_sizes}     # of the block before the newest
         own = sorted(t for t in {first, (first + S) // 2, S - 1} | edges if t >= prefix)
         k_SKD = k_SKD.clone()
         k_SKD[own] = strong_KD.to(k_SKD.dtype)

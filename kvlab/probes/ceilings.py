@@ -71,8 +71,9 @@ class Ceilings:
 
     def _rate(self, metric, unit, amount, times, note) -> Reading:
         s = summarise(times)
+        ends = {} if s.low is None else dict(low=amount / s.high, high=amount / s.low)
         return Reading(metric, amount / s.median, unit, "measured", method="timer", source=self.name, n=s.n,
-                       low=amount / s.high, high=amount / s.low, rel_std=s.rel_std, note=note)
+                       rel_std=s.rel_std, note=note, **ends)
 
 
 def _stopwatch(device: str, threads: int):

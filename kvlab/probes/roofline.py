@@ -83,7 +83,8 @@ class Roofline:
         for metric, amount, ceiling in (("effective_bandwidth", total, None), ("bandwidth_share", total, read),
                                         ("useful_flops_rate", flops, None), ("flops_share", flops, matmul)):
             of, most, least = (ceiling.value, ceiling.high, ceiling.low) if ceiling else (1.0, 1.0, 1.0)
-            ends = {} if took.low is None else dict(low=amount / took.high / most, high=amount / took.low / least)
+            ends = {} if None in (took.low, least) else dict(low=amount / took.high / most,
+                                                             high=amount / took.low / least)
             found.append(self._model(metric, amount / took.value / of, "ideal amount ÷ measured time", n=took.n,
                                      cache_state=took.cache_state, denominator=ceiling.metric if ceiling else "",
                                      **ends))

@@ -316,7 +316,7 @@ def _crossover(table) -> list[Finding]:
         chosen = table[table["metric"] == metric]
         return None if chosen.empty else chosen.iloc[0]
     kv, weights, crossover = of("kv_bytes"), of("weight_bytes"), of("crossover_tokens")
-    if kv is None:
+    if kv is None or weights is None or crossover is None:
         return []
     size = f"{kv['model']}: KV of one sequence of {kv['kv_len']} tokens is {display(kv['value'], 'B')}"
     if weights["kind"] == "missing":

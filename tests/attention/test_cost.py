@@ -219,3 +219,28 @@ def test_paged_writes_and_reads_the_gathered_bytes_and_reads_its_tables():
     least, cost = least_cost(one), cost_of("paged", workload, layout=Layout(16, "random"))
     assert cost[:2] == (least.read_bytes + stored + 8 * (3 + 2), least.write_bytes + stored)
     assert cost_of("paged", workload, stored, layout=Layout(16, "random")).write_bytes == least.write_bytes
+
+
+@pytest.mark.parametrize("name, workload, again", [
+    ("sdpa_enable_gqa", Workload.decode(GQA, batch_size=2, kv_len=100), 3 * 200),
+    ("sdpa_enable_gqa", Workload(GQA, (1, 1), (100, 60)), 3 * 160),
+    ("sdpa_enable_gqa", Workload.prefill(GQA, q_len=100), 3 * 100),
+    ("sdpa_enable_gqa", Workload.decode(MHA, kv_len=100), 0),
+    ("sdpa", Workload.prefill(GQA, q_len=100), 3 * 100),
+    ("sdpa", Workload.prefill(replace(GQA, window=10), q_len=4, kv_len=100), 3 * 13),
+    ("sdpa", Workload.decode(GQA, batch_size=2, kv_len=100), 0),      # folded: the group's heads are query tokens
+])
+def test_torch_on_a_cpu_walks_k_and_v_once_per_query_head_unless_one_heads_stay_in_the_cache(name, workload, again):
+    one = trial(name, workload)
+    longest = max(n - workload.first_visible(b) for b, n in enumerate(workload.kv_lens))
+    one_head, per_token = longest * (16 + 16) * 4, workload.shape.num_kv_heads * (16 + 16) * 4
+    least = least_cost(one)
+    assert cost_of(name, workload, one_head - 1) == least.plus(read=again * per_token)
+    assert cost_of(name, workload, one_head) == least
+    assert cost_of(name, workload, device="cuda", dtype="fp32") == least, "a GPU's kernels share them"
+
+
+def test_a_latent_is_walked_again_without_a_v_of_its_own():
+    latent = AttentionShape(4, 1, 24, v_head_dim=16, v_in_k=True)
+    workload = Workload.decode(latent, kv_len=50)
+    assert cost_of("sdpa_enable_gqa", workload).read_bytes - cost_of("sdpa", workload).read_bytes == 3 * 50 * 24 * 4

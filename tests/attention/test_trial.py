@@ -164,11 +164,15 @@ def test_format_path_says_whether_the_format_is_read_as_it_is():
     assert trial("naive", DECODE, kv_format="bf16").format_path == "decoded"
 
     @dataclass(frozen=True)
-    class Native(Naive):
-        native_formats: ClassVar = ("int8/token",)
-        name: ClassVar[str] = "native"
-    assert trial(Native(), DECODE, kv_format="int8/token").format_path == "native"
-    assert trial(Native(), DECODE, kv_format="int8/block16").format_path == "decoded"
+    class Registers(Naive):
+        """Decodes int8 per token itself."""
+        name: ClassVar[str] = "registers"
+
+        def format_path(self, trial):
+            return "native" if trial.kv_format == "int8/token" else "decoded"
+    own, other = (trial(Registers(), DECODE, kv_format=name) for name in ("int8/token", "int8/block16"))
+    assert (own.format_path, other.format_path) == ("native", "decoded")
+    assert trial(Registers(), DECODE).format_path == "decoded", "what the variant says, whatever the format"
 
 
 @pytest.mark.parametrize("data", ["gaussian", "outlier"])
@@ -205,6 +209,58 @@ def test_the_bytes_announced_before_allocation_cover_what_is_allocated(layout, k
     assert whole.nbytes(3) == allocated + originals + 3 * originals + 3 * scores, "and what the oracle needs in fp64"
     assert whole.cache_bytes() == {(kv_format, layout): 8 * inputs[0].cache.format.nbytes(3, workload.shape)
                                    + inputs[0].cache.format.nbytes(1000, workload.shape)}
+
+
+def test_touched_bytes_leave_out_what_a_window_hides_and_count_a_shared_prefix_once():
+    shape, block = AttentionShape(8, 2, 16), Layout(8, share_prefix=True)
+    token = 2 * (16 + 16) * 4
+
+    def touched(workload, layout=None, kv_format="fp32"):
+        whole = Comparison((trial("paged", workload, layout=layout or Layout(8), kv_format=kv_format),))
+        ((key, found),) = whole.touched_bytes().items()
+        assert key == (kv_format, layout or Layout(8)) and found <= whole.cache_bytes()[key]
+        return found
+    ragged = Workload(shape, (1, 3), (40, 33), 16)
+    assert touched(ragged) == (40 + 33) * token, "a layout that does not share stores the prefix for each"
+    assert touched(ragged, block) == (16 + 24 + 17) * token
+    windowed = replace(ragged, shape=replace(shape, window=10))
+    assert touched(windowed) == (10 + 12) * token, "three queries see two tokens more than one"
+    assert touched(windowed, block) == (10 + 12) * token, "the prefix is hidden from both"
+    wide = replace(ragged, shape=replace(shape, window=26))           # sees from tokens 14 and 5 on
+    assert touched(wide, block) == ((16 - 5) + 24 + 17) * token
+    codes, scale = 2 * 10 * 16, 2 * 4                                 # tokens 30 … 39 lie in groups 1 and 2 of 16
+    assert touched(Workload(windowed.shape, (1,), (40,)), Layout(16), "int8/block16") == 2 * (codes + 2 * scale)
+
+
+def test_a_trials_copies_share_one_workspace_and_two_trials_do_not():
+    whole = Comparison((trial("paged", DECODE), trial("paged", DECODE, replica=1)))
+    seen = []
+
+    @dataclass(frozen=True)
+    class Keeps(Naive):
+        name: ClassVar[str] = "keeps"
+
+        def prepare(self, trial, inputs):
+            space = inputs.workspace("partial sums", 3, 5, dtype=torch.float64)
+            assert space.shape == (3, 5) and space.dtype == torch.float64
+            assert inputs.workspace("partial sums", 3, 5, dtype=torch.float64) is space
+            assert inputs.workspace("other", 2, dtype=torch.float32) is not space
+            seen.append(space.data_ptr())
+            return super().prepare(trial, inputs)
+    copies = whole.inputs(3)["fp32", Paged.default_layout]
+    for _ in range(2):                                                # kept, so that no address is used a second time
+        seen.append(trial(Keeps(), DECODE).prepare(copies))
+    first, second = seen[:3], seen[4:7]
+    assert len(set(first)) == len(set(second)) == 1 and not copies[0].scratch
+    spaces, original = [], torch.index_select
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "index_select", lambda *a, out: spaces.append(out.data_ptr()) or original(*a, out=out))
+        calls = [call for one in whole.trials for call in one.prepare(copies)]
+        for call in calls:
+            call()
+    apart = len(spaces) // 2
+    assert len(set(spaces[:apart])) == len(set(spaces[apart:])) == 2, "K and V, whatever the copy"
+    assert not set(spaces[:apart]) & set(spaces[apart:])
 
 
 # ------------------------------------------------------------------------------------------------------- refusals
@@ -288,6 +344,21 @@ def test_a_device_that_is_not_there_is_a_reason_before_all_others():
     assert said.startswith("torch sees no CUDA device; use device cpu")
 
 
+def test_more_threads_than_cores_are_a_reason():
+    cores = os.cpu_count()
+    assert trial("naive", DECODE, threads=cores).why_not() is None
+    assert trial("naive", DECODE, threads=cores + 1).why_not() == (
+        f"threads={cores + 1}, and this machine has {cores} logical cores")
+
+
+def test_a_gpu_that_is_not_there_is_a_reason(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert trial("sdpa", DECODE, device="cuda:7").why_not() == "there is no cuda:7; torch sees 2 CUDA devices"
+    assert trial("sdpa", DECODE, device="cuda:2").why_not().startswith("there is no cuda:2")
+    assert [trial("sdpa", DECODE, device=d).why_not() for d in ("cuda", "cuda:0", "cuda:1")] == [None] * 3
+
+
 # ----------------------------------------------------------------------------------------------- variant references
 
 def test_a_registered_variant_is_its_name_and_the_knobs_that_were_changed():
@@ -312,7 +383,7 @@ def test_a_knob_that_json_cannot_carry_is_refused():
 def test_a_class_of_a_file_is_found_without_running_the_file(mine):
     mine("raise SystemExit('this file was run')\n" + MINE)
     ref = VariantRef.of("mine.py:Mine")
-    assert ref.ref == "mine.py:Mine" and ref.label == "Mine" and str(ref.source_file) == "mine.py"
+    assert ref.ref == "mine.py:Mine" and ref.label == "mine" and str(ref.source_file) == "mine.py"
     assert not ref.in_process and ref.default_layout == Layout()
     with pytest.raises(SystemExit, match="this file was run"):
         ref.load()
@@ -320,9 +391,9 @@ def test_a_class_of_a_file_is_found_without_running_the_file(mine):
 
 def test_a_class_of_a_file_is_loaded_and_measured(mine):
     ref = VariantRef("mine.py:Mine", (("tile", 3),))
-    assert ref.load().tile == 3 and ref.label == "Mine(tile=3)"
+    assert ref.load().tile == 3 and ref.label == "mine(tile=3)"
     rows = measure(Comparison((trial(ref, DECODE),)), [KernelError()])
-    assert [(r["status"], r["variant"]) for r in rows] == [("ok", "Mine(tile=3)")]
+    assert [(r["status"], r["variant"]) for r in rows] == [("ok", "mine(tile=3)")]
 
 
 def test_a_file_that_changed_is_read_anew(mine):
@@ -332,6 +403,37 @@ def test_a_file_that_changed_is_read_anew(mine):
     os.utime("mine.py", (1e9, 1e9))                                   # two writes may fall into one tick of the clock
     assert ref.load().tile == 123
 
+
+@pytest.mark.parametrize("body, label", [
+    ("name = 'mine'", "mine"),
+    ("name: ClassVar[str] = 'my own'", "my own"),
+    ("name: str = 'first'\n    name = 'last'", "last"),
+    ("x, y = 1, 2\n    name = 'mine'", "mine"),
+    ("name = 'paged'", "Mine"),                                       # a shipped one's: the two must not be mixed up
+    ("name = ''", "Mine"),
+    ("name = 3", "Mine"),
+    ("name = 'a' + 'b'", "Mine"),                                     # no literal, and the file is not run
+    ("name: str", "Mine"),
+    ("pass", "Mine"),
+])
+def test_the_label_is_the_variants_own_name_read_off_the_text(mine, body, label):
+    mine(f"1 / 0\nclass Mine:\n    {body}\n")
+    assert VariantRef("mine.py:Mine").label == label
+    assert VariantRef("mine.py:Mine", (("a", 1),)).label == f"{label}(a=1)"
+
+
+def test_the_label_follows_the_file_and_is_the_class_when_the_file_is_gone_or_broken(mine, tmp_path):
+    ref = VariantRef("mine.py:Mine")
+    assert ref.label == "mine"
+    mine(MINE.replace('"mine"', '"better"'))
+    os.utime("mine.py", (1e9, 1e9))
+    assert ref.label == "better"
+    mine("class Mine(:")
+    os.utime("mine.py", (2e9, 2e9))
+    assert ref.label == "Mine"
+    (tmp_path / "mine.py").unlink()
+    assert ref.label == "Mine"
+    assert VariantRef("cell:test.<locals>.Elsewhere").label == "Elsewhere"
 
 @pytest.mark.parametrize("layout, expected", [
     ("default_layout = Layout(32, page_order='random')", Layout(32, "random")),
@@ -357,7 +459,7 @@ def test_a_default_layout_that_cannot_be_read_off_the_text_is_refused(mine, layo
     ("mine.py:NOT_A_CLASS", "no class in mine.py named 'NOT_A_CLASS'"),
     ("absent.py:Mine", "cannot read 'absent.py' (No such file or directory); give the path of a Python file"),
     (".py:Mine", "cannot read '.py'"),
-    ("mine.py", "no attention variant named 'mine.py'"),
+    ("mine.py", "'mine.py' is a file; name the class in it: mine.py:Class"),
     ("broken.py:Mine", "broken.py is not valid Python: "),
 ])
 def test_a_reference_that_leads_nowhere_is_refused_in_words(mine, tmp_path, ref, message):
@@ -407,15 +509,19 @@ def cell(**body):
 
 def test_a_class_of_a_notebook_cell_stays_in_the_process():
     ref = VariantRef.of(cell(default_layout=Layout(order="token")))
-    assert ref == VariantRef("cell:InACell") and ref.in_process and ref.label == "InACell" and ref.source_file is None
+    assert ref == VariantRef("cell:InACell") and ref.in_process and ref.label == "in_a_cell" and ref.source_file is None
     assert ref.default_layout == Layout(order="token")
     rows = measure(Comparison((trial(ref, DECODE),)), [KernelError()])
-    assert [(r["status"], r["variant"]) for r in rows] == [("ok", "InACell")]
+    assert [(r["status"], r["variant"]) for r in rows] == [("ok", "in_a_cell")]
 
 
 def test_a_cell_that_is_run_again_replaces_its_class():
     assert VariantRef.of(cell(generation=1)).load().generation == 1
     assert VariantRef.of(cell(generation=2)).load().generation == 2
+    ref = VariantRef.of(cell(name="first"))
+    assert ref.label == "first"
+    assert VariantRef.of(cell(name="second")) == ref and ref.label == "second"
+    assert VariantRef.of(cell(name="sdpa")).label == "InACell"
 
 
 def test_a_class_inside_a_function_stays_in_the_process_as_no_worker_could_find_it():
@@ -424,4 +530,4 @@ def test_a_class_inside_a_function_stays_in_the_process_as_no_worker_could_find_
         depth: int = 1
         name: ClassVar[str] = "inner"
     ref = VariantRef.of(Inner(depth=4))
-    assert ref.in_process and ref.load() == Inner(depth=4) and ref.label == "Inner(depth=4)"
+    assert ref.in_process and ref.load() == Inner(depth=4) and ref.label == "inner(depth=4)"

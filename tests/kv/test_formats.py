@@ -8,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.kv.formats import format_names, kv_format
+from kvlab.kv.formats import KVFormat, format_names, kv_format
+from kvlab.kv.formats._base import families
+from kvlab.kv.formats.int8 import Int8
 from kvlab.shapes import AttentionShape
 
 ALL = sorted({*format_names(), "int8/block1", "int8/block7", "int8/block64"})
@@ -82,6 +84,13 @@ def test_nbytes_from_first_counts_touched_groups_whole(name, shape, lengths):
 @pytest.mark.parametrize("name, group", [("fp32", 1), ("bf16", 1), ("int8/token", 1), ("int8/block16", 16)])
 def test_token_group_is_what_a_block_must_be_a_multiple_of(name, group):
     assert kv_format(name).token_group(AttentionShape(8, 2, 64)) == group
+
+
+def test_the_token_group_of_k_and_v_of_different_groups_is_their_least_common_multiple():
+    made_up = KVFormat("made-up", Int8("k", 32), Int8("v", 48))
+    assert made_up.token_group(AttentionShape(8, 2, 64)) == 96
+    assert made_up.token_group(AttentionShape(8, 1, 64, v_head_dim=32, v_in_k=True)) == 32
+    assert KVFormat("other", Int8("k", 48), kv_format("bf16").v).token_group(AttentionShape(8, 2, 64)) == 48
 
 
 @pytest.mark.parametrize("name", ROUNDING)
@@ -184,6 +193,14 @@ def test_every_listed_name_can_be_made_and_keeps_its_name():
     assert mixed.nbytes(10, AttentionShape(2, 2, 4)) == 10 * 2 * 4 * 2 + 10 * 2 * (4 + 4)
 
 
+@pytest.mark.parametrize("family", list(families))
+def test_a_family_makes_its_own_formats_and_no_others(family):
+    own = families[family].EXAMPLES
+    made = {name: families[family].kv_format(name) for name in format_names()}
+    assert {name for name, found in made.items() if found is not None} == set(own)
+    assert all(isinstance(made[name], KVFormat) and made[name].name == name for name in own)
+
+
 def test_sizes_need_no_torch():
     script = """
 import sys
@@ -192,7 +209,9 @@ class Blocker:
         if name.split(".")[0] == "torch":
             raise ImportError("torch is blocked in this test")
 sys.meta_path.insert(0, Blocker())
-from kvlab.kv.formats import format_names, kv_format
+from kvlab.kv.formats import KVFormat, format_names, kv_format
+from kvlab.kv.formats._base import families
+from kvlab.kv.formats.int8 import Int8
 from kvlab.shapes import AttentionShape
 print([kv_format(name).nbytes(32, AttentionShape(8, 2, 64)) for name in format_names()])
 try:

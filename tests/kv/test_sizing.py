@@ -109,6 +109,7 @@ def test_llama4_scout_keeps_one_chunk():
     scout = model("meta-llama/Llama-4-Scout-17B-16E-Instruct")
     assert kv_bytes(scout, 131072, "bf16") == 7.125 * GiB
     assert kv_bytes_per_token(scout, 131072, "bf16") == 49_152
+    assert "largest just before a chunk ends" in size(scout, 100).note and "chunk" not in size(QWEN, 100).note
     chunked = next(group for group in scout.layers if group.kind == "chunked")
     assert layer_bytes(chunked, 131073, "bf16") == layer_bytes(chunked, 1, "bf16") == 2 * 8 * 128 * 2
 

@@ -54,7 +54,7 @@ def test_a_variant_that_fails_only_here_is_failed_from_here_on():
 
     def call(honest_call, inputs):
         count.append(1)
-        return honest_call() if len(count) == 1 else honest_call()[:0]
+        return honest_call() if len(count) <= 2 else honest_call()[:0]               # kernel_error judges twice
     rows = measure(compare(made("second", call), honest()), [KernelError(), FormatError()])
     assert [r["status"] for r in of(rows, "kernel_error")] == ["ok", "ok"]
     assert sorted((r["status"], r["variant"]) for r in of(rows, "format_error")) == [

@@ -1,5 +1,6 @@
 """NVML's numbers by their right names, from a fake library; without a driver three missing rows say why."""
 import sys
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -119,25 +120,29 @@ def test_a_device_that_nvml_does_not_know_is_missing_for_every_trial(install):
     assert all(r.note.startswith("NotFound: ") for _, r in found) and fake.open == 0 and not bench.failures
 
 
-def test_one_call_longer_than_the_window_is_still_seen(install, monkeypatch):
-    install()
-    from kvlab.probes import nvml
-    clock = SimpleNamespace(now=0.0)
-    clock.perf_counter = lambda: clock.now
-    monkeypatch.setattr(nvml, "time", clock)
+def test_sensors_are_read_from_a_second_thread_while_a_call_runs(install):
+    fake = install()
+    read, in_call, readers = threading.Event(), [], set()
 
-    def slow(call, inputs):
-        clock.now += 5
+    def power(handle):
+        readers.add(threading.get_ident())
+        read.set()
+        return 300_000
+
+    def waits_for_a_sample(call, inputs):
+        in_call.append(read.wait(20))                                # one call, however long, is still seen
         return call()
-    _, found = window(made("slow", slow))
-    assert {r.metric: r.n for _, r in found if r.kind == "measured"} == {"gpu_busy_fraction": 1, "power": 1}
+    fake.nvmlDeviceGetPowerUsage = power
+    _, found = window(made("long", waits_for_a_sample))
+    assert all(in_call) and len(in_call) >= 10 and threading.get_ident() not in readers and len(readers) == 1
+    assert {r.metric for _, r in found if r.kind == "measured" and r.n >= 1} == {"gpu_busy_fraction", "power"}
 
 
 def test_a_call_that_raises_in_the_loop_fails_its_trial_only(install):
-    fake = install()
+    fake, before = install(), threading.active_count()
 
     def broken(call, inputs):
         raise RuntimeError("lost")
     bench, found = window(made("broken", broken), honest())
     assert [t.variant.label for t in bench.failures] == ["broken"] and fake.open == 0
-    assert {t.variant.label for t, _ in found} == {"honest"}
+    assert {t.variant.label for t, _ in found} == {"honest"} and threading.active_count() == before

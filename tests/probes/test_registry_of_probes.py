@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from made_variants import SMALL, compare, honest, made, of
 
-from kvlab.attention import Comparison, trial
+from kvlab.attention import Comparison, Inputs, trial
 from kvlab.kv.cache import Layout
 from kvlab.probes import _base, measure, probes
 from kvlab.probes._base import Watch, in_order
@@ -162,12 +162,13 @@ def test_a_trial_that_brought_a_process_down_is_not_run_again_and_all_is_watched
         pytest.fail("run again")
     seen, comparison = [], compare(made("culprit", prepare=never), honest())
     culprit, other = comparison.trials
-    watch = Watch(lambda case_id, stage: seen.append((case_id, stage)), {culprit.case_id: ("oom", "it was killed")})
+    watch = Watch(lambda case_id, stage: seen.append((case_id, stage)), lambda: pytest.fail("nothing is fatal"),
+                  {culprit.case_id: ("oom", "it was killed")})
     rows = measure(comparison, [KernelError(), Roofline()], watch=watch)
     assert {(r["status"], r["error"]) for r in rows if r["case_id"] == culprit.case_id} == {("oom", "it was killed")}
     assert {r["status"] for r in rows if r["case_id"] == other.case_id} == {"ok"}
     assert seen == [(other.case_id, "loading"), ("", "inputs"), ("", "kernel_error"), (other.case_id, "kernel_error"),
-                    ("", "roofline"), (other.case_id, "roofline")]
+                    (other.case_id, "kernel_error"), ("", "roofline"), (other.case_id, "roofline")]
 
 
 def test_a_class_that_does_not_load_is_a_failed_trial(tmp_path):
@@ -183,9 +184,12 @@ def test_memory_and_cache_are_those_of_the_device(monkeypatch):
     import torch
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (77, 100))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=5))
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     monkeypatch.setattr(_base, "free_memory", lambda: 1000)
     monkeypatch.setattr(_base, "last_level_cache", lambda: (50, "test"))
-    assert _base.room_on("cuda:1") == (77, 5) and _base.room_on("cpu") == (1000, 50)
+    assert _base.room_on("cpu") == (1000, 50) and not emptied
+    assert _base.room_on("cuda:1") == (77, 5) and emptied            # what torch only keeps is free
 
 
 def test_numbers_of_a_gpu_are_about_that_gpu(monkeypatch):
@@ -193,7 +197,109 @@ def test_numbers_of_a_gpu_are_about_that_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     rows = measure(Comparison((trial("naive", SMALL, device="cuda"),)), [KernelError()])
     assert rows[0]["status"] == "skipped" and "torch sees no CUDA device" in rows[0]["error"]
-    bench = _base.Bench(Comparison((trial("naive", SMALL, device="cuda"),)), [], {"built": []})
-    bench.readings.append((None, Reading("read_ceiling", 1, "B/s", "measured")))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fake GPU")
-    assert _base._rows(bench)[0]["hardware"] == "Fake GPU"
+    two_gpus(monkeypatch)
+
+    def hardware(device):
+        bench = _base.Bench(Comparison((trial("naive", SMALL, device=device),)), [], {})
+        bench.readings.append((None, Reading("read_ceiling", 1, "B/s", "measured")))
+        return _base._rows(bench)[0]["hardware"]
+    assert hardware("cuda") == "Fake cuda" and hardware("cuda:1") == "Fake cuda:1"
+    assert not hardware("cpu").startswith("Fake") and not hardware("cuda:2").startswith("Fake")
+
+
+def two_gpus(monkeypatch):
+    import torch
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"Fake {device}")
+
+
+@pytest.mark.parametrize("device, entered", [("cuda:1", ["cuda:1"]), ("cuda", ["cuda"]), ("cpu", []), ("cuda:2", [])])
+def test_the_device_of_a_comparison_is_the_current_one_while_it_is_measured(monkeypatch, device, entered):
+    import torch
+    two_gpus(monkeypatch)
+    current, during = [], []
+
+    class Current:
+        def __init__(self, name):
+            self.name = name
+
+        def __enter__(self):
+            current.append(self.name)
+
+        def __exit__(self, *_):
+            current.remove(self.name)
+
+    def opened(comparison, chosen, artifacts, watch):
+        during.extend(current)
+        return _base.Bench(comparison, [], {})
+    monkeypatch.setattr(torch.cuda, "device", Current)
+    monkeypatch.setattr(_base, "_open", opened)
+    measure(Comparison((trial("naive", SMALL, device=device),)), [])
+    assert during == entered and current == []
+
+
+def test_a_gpu_that_is_not_there_is_said_and_not_raised(monkeypatch):
+    two_gpus(monkeypatch)
+    (row,) = measure(Comparison((trial("naive", SMALL, device="cuda:2"),)), [KernelError()])
+    assert row["status"] == "skipped" and "there is no cuda:2; torch sees 2" in row["error"]
+
+
+STICKY = "CUDA error: an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize("device, text, fatal, status", [
+    ("cuda", STICKY, 1, "failed"), ("cuda", "CUDA error: out of memory", 0, "oom"),
+    ("cuda", "CUDA out of memory. Tried to allocate 2 GiB", 0, "oom"), ("cuda", "mask of another shape", 0, "failed"),
+    ("cpu", STICKY, 0, "ok")])
+def test_an_error_of_a_gpu_is_its_trials_and_ends_the_process_where_it_sticks(monkeypatch, device, text, fatal, status):
+    import torch
+
+    def synchronize():
+        raise RuntimeError(text)                                    # a kernel that was launched errs here at the latest
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    said, ended = [], []
+    one = trial("naive", SMALL, device=device)
+    watch = Watch(lambda case_id, stage: said.append((case_id, stage)), lambda: ended.append(list(said)))
+    bench = _base.Bench(Comparison((one,)), [one], {}, watch=watch, stage="timer")
+    with bench.on(one):
+        pass
+    assert len(ended) == fatal and bench.failures.get(one, ("ok",))[0] == status
+    told = [(one.case_id, "timer"), *[(one.case_id, f"timer: RuntimeError: {STICKY}")] * fatal]
+    assert said == told and all(before == told for before in ended)  # it is said before the process ends
+
+
+def test_what_a_sentence_of_ours_says_is_not_named_as_an_exception():
+    comparison = compare(honest(), honest("other"))
+    bench = _base.Bench(comparison, list(comparison.trials), {})
+    for one, error in zip(comparison.trials, (_base.Broken("the output is wrong"), ValueError("of theirs"))):
+        with bench.on(one):
+            raise error
+    assert list(bench.failures.values()) == [("failed", "the output is wrong"), ("failed", "ValueError: of theirs")]
+
+
+def test_the_calls_of_a_trial_share_one_workspace_and_trials_share_none(monkeypatch):
+    given = []
+    workspace = Inputs.workspace
+
+    def noted(self, name, *size, dtype):
+        given.append((name, workspace(self, name, *size, dtype=dtype)))
+        return given[-1][1]
+    monkeypatch.setattr(Inputs, "workspace", noted)
+    one, again = (trial("paged", SMALL, layout=Layout(block_size=16), replica=i) for i in range(2))
+    comparison = Comparison((one, again))
+    copies = comparison.inputs(3)[one.kv_format, one.layout]
+    spaces, kept = {}, []                                            # kept: or a freed one's id may come again
+    for of_trial in (one, again):
+        calls = of_trial.prepare(copies)
+        spaces[of_trial] = {name: {id(space) for n, space in given if n == name} for name, _ in given}
+        assert len(given) == 3 * len(spaces[of_trial]) >= 6
+        kept.append(list(given))
+        given.clear()
+        alone = [of_trial.prepare([copy])[0]() for copy in copies]
+        for call, expected in zip(calls, alone):                     # and each call still reads its own copy
+            assert call().equal(expected)
+        given.clear()
+    assert all(len(space) == 1 for of_trial in spaces.values() for space in of_trial.values())
+    assert all(not spaces[one][name] & spaces[again][name] for name in spaces[one])
+    assert all(copy.scratch == {} for copy in copies)

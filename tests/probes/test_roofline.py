@@ -19,15 +19,17 @@ def tiny_cache(monkeypatch):
     monkeypatch.setattr(roofline, "room_on", lambda device: (2**30, 1024))
 
 
-def readings(*, ceilings=True, time=True, variant=None):
+def readings(*, ceilings=True, time=True, variant=None, ends=True, ceiling_ends=True):
     comparison = compare(variant or honest(), workload=DECODE)
     bench = Bench(comparison, list(comparison.trials), {})
     if ceilings:
-        bench.readings += [(None, Reading("read_ceiling", 1e6, "B/s", "measured")),
-                           (None, Reading("matmul_ceiling", 4e6, "flop/s", "measured"))]
+        read, matmul = (dict(low=0.8e6, high=1.25e6), dict(low=3.2e6, high=5e6)) if ceiling_ends else ({}, {})
+        bench.readings += [(None, Reading("read_ceiling", 1e6, "B/s", "measured", **read)),
+                           (None, Reading("matmul_ceiling", 4e6, "flop/s", "measured", **matmul))]
     if time:
-        bench.readings.append((comparison.trials[0], Reading("latency_s", 0.02, "s", "measured", low=0.016, high=0.025,
-                                                             n=30, cache_state="cold (unverified)")))
+        interval = dict(low=0.016, high=0.025) if ends else {}
+        bench.readings.append((comparison.trials[0], Reading("latency_s", 0.02, "s", "measured", n=30,
+                                                             cache_state="cold (unverified)", **interval)))
     return {reading.metric: reading for _, reading in Roofline().measure(bench)}
 
 
@@ -55,6 +57,31 @@ def test_what_was_reached_with_the_interval_of_the_time():
     assert r["useful_flops_rate"].value == pytest.approx(16_384 / 0.02)
     assert r["flops_share"].value == pytest.approx(0.2048) and r["flops_share"].denominator == "matmul_ceiling"
     assert r["flops_share"].n == 30 and r["flops_share"].cache_state == "cold (unverified)"
+
+
+def test_a_share_is_as_uncertain_as_the_time_and_its_ceiling_together():
+    r = readings()
+    assert (r["bandwidth_share"].low, r["bandwidth_share"].high) == (
+        pytest.approx(16_896 / 0.025 / 1.25e6), pytest.approx(16_896 / 0.016 / 0.8e6))
+    assert (r["flops_share"].low, r["flops_share"].high) == (
+        pytest.approx(16_384 / 0.025 / 5e6), pytest.approx(16_384 / 0.016 / 3.2e6))
+    assert (r["useful_flops_rate"].low, r["useful_flops_rate"].high) == (
+        pytest.approx(16_384 / 0.025), pytest.approx(16_384 / 0.016))
+
+
+@pytest.mark.parametrize("without, certain", [("ends", ()), ("ceiling_ends", ("effective_bandwidth",
+                                                                             "useful_flops_rate"))])
+def test_no_interval_where_the_time_or_the_ceiling_has_none(without, certain):
+    r = readings(**{without: False})
+    for name in ("effective_bandwidth", "bandwidth_share", "useful_flops_rate", "flops_share"):
+        assert r[name].value > 0 and (r[name].low is not None) == (r[name].high is not None) == (name in certain)
+
+
+def test_modelled_traffic_says_what_it_takes_the_cache_to_hold():
+    r = readings()
+    for name in ("hbm_read_bytes", "hbm_write_bytes", "hbm_bytes"):
+        assert "1,024 bytes are taken to stay in the cache" in r[name].note
+    assert r["ideal_bytes"].note == ""
 
 
 def test_a_compute_bound_call_has_the_other_roof():

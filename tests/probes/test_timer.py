@@ -1,5 +1,7 @@
 """The timer believes no variant: whatever is wrong, lazy or stale loses its time, and its neighbours keep theirs."""
+import mmap
 import threading
+import time
 from types import SimpleNamespace
 
 import pandas as pd
@@ -8,13 +10,15 @@ import torch
 from made_variants import SMALL, compare, honest, made, of
 
 import kvlab
+from kvlab.attention import Comparison, trial
 from kvlab.attention.naive import Naive
 from kvlab.kv.cache import Layout
 from kvlab.probes import _base, measure, timer
 from kvlab.probes._base import Bench, rotation
-from kvlab.probes._clock import clock
+from kvlab.probes._clock import Clock, clock
 from kvlab.probes.kernel_error import KernelError
 from kvlab.probes.timer import CpuSampler, CudaSampler, Runner, Timer
+from kvlab.shapes import AttentionShape, Workload
 
 METRICS = list(Timer.metrics)
 
@@ -123,12 +127,31 @@ class Lazy(torch.Tensor):
     pass
 
 
+def later(cheat):
+    """Honest until kernel_error has judged it, then the cheat: when it plans for the timer."""
+    plans = []
+
+    def prepare(trial, inputs):
+        plans.append(1)
+        return (Naive().prepare if len(plans) == 1 else cheat)(trial, inputs)
+    return prepare
+
+
+def sleeping(honest_call, inputs):
+    time.sleep(0.003)
+    return honest_call()
+
+
+DECIDED = "wrong where single tokens decide (first, block edge, newest): an output row"
 CHEATS = {
-    "constant": (made("constant", lambda call, inputs: torch.zeros(1, 4, 16)), "kernel_error 1 exceeds"),
-    "first_answer": (made("first_answer", prepare=first_answer), "on changed q, K and V: kernel_error"),
-    "kept_output": (made("kept_output", prepare=kept_output), "on changed q, K and V: the output holds NaN"),
-    "kv_of_the_plan": (made("kv_of_the_plan", prepare=kv_of_the_plan), "on changed q, K and V: kernel_error"),
-    "plan_of_copy_0": (made("plan_of_copy_0", prepare=plan_of_copy_0()), "on changed q, K and V: kernel_error"),
+    "constant": (made("constant", lambda call, inputs: torch.zeros(1, 4, 16)), "off by 1 of its length, which exceeds"),
+    "first_answer": (made("first_answer", prepare=first_answer), DECIDED),
+    "kept_output": (made("kept_output", prepare=kept_output), DECIDED),
+    "kv_of_the_plan": (made("kv_of_the_plan", prepare=kv_of_the_plan), DECIDED),
+    "plan_of_copy_0": (made("plan_of_copy_0", prepare=plan_of_copy_0()), "on changed q, K and V: an output row"),
+    "late_answer": (made("late_answer", prepare=later(first_answer)), "on changed q, K and V: an output row"),
+    "late_output": (made("late_output", prepare=later(kept_output)), "on changed q, K and V: the output holds NaN"),
+    "late_kv": (made("late_kv", prepare=later(kv_of_the_plan)), "on changed q, K and V: an output row"),
     "one_token_short": (made("one_token_short", prepare=one_token_short), "exceeds the tolerance"),
     "shape": (made("shape", lambda call, inputs: call()[..., :-1]), "shape (1, 4, 15), must be"),
     "dtype": (made("dtype", lambda call, inputs: call().double()), "torch.float64, must be torch.float32"),
@@ -147,6 +170,7 @@ CHEATS = {
     "writes_kv": (made("writes_kv", lambda call, inputs: inputs.cache.v_arrays[0].mul_(-1).sum() * 0 + call()),
                   "writes into its inputs (the cache)"),
     "other_thread": (made("other_thread", in_another_thread), "other threads did its work"),
+    "sleeps": (made("sleeps", sleeping), "it waits (sleeps, reads or lets others work)"),
 }
 
 
@@ -155,6 +179,8 @@ def test_a_cheat_is_failed_with_a_sentence_and_the_others_keep_their_times(name)
     cheat, sentence = CHEATS[name]
     if name == "other_thread" and clock(1).method != "timer:thread_cpu":
         pytest.skip("wall time counts the work of all threads")
+    if name == "sleeps" and timer.usage() is None:
+        pytest.skip("only Linux counts how often one thread waits")
     rows = timed(cheat, honest())
     for row in (r for metric in METRICS for r in of(rows, metric, name)):
         assert row["status"] == "failed" and row["value"] is None and sentence in row["error"], row["error"]
@@ -350,7 +376,7 @@ def test_calls_slower_than_a_round_still_give_the_fewest_samples_asked_for(monke
 def test_a_call_far_beyond_the_cap_gives_one_sample_and_says_so(monkeypatch):
     fake, row = with_times(monkeypatch, lambda i: 20.0, cap_s=1.0)
     assert row["latency_s"]["n"] == 1 and "slow: fewer samples" in row["latency_s"]["note"]
-    assert fake.calls == 2 and row["latency_s"]["low"] == row["latency_s"]["high"] == 20.0
+    assert fake.calls == 2 and row["latency_s"]["low"] is None and row["latency_s"]["high"] is None
 
 
 def test_short_calls_are_sampled_many_at_a_time(monkeypatch):
@@ -384,7 +410,8 @@ def test_planning_is_reported_per_call(monkeypatch):
 def test_the_note_holds_load_and_steal_where_the_system_tells_them(monkeypatch):
     sampler = CpuSampler(Bench(compare(honest()), [], {}))
     monkeypatch.setattr(timer, "cpu_steal_seconds", lambda: 3.0)
-    assert sampler.note(1.25, 2.0, 10.0) == "load 1.2, steal 10.0 %"
+    monkeypatch.setattr(timer.os, "cpu_count", lambda: 4)            # stolen seconds are counted over all processors
+    assert sampler.note(1.25, 2.0, 10.0) == "load 1.2, steal 2.5 %"
     monkeypatch.setattr(timer, "cpu_steal_seconds", lambda: None)
     assert sampler.note(1.25, None, 10.0) == "load 1.2" and sampler.note(None, None, 10.0) == ""
 
@@ -416,8 +443,129 @@ def test_the_cuda_sampler_flushes_before_the_start_event_and_poisons_after_the_e
 
 
 def test_formats_and_layouts_are_timed_side_by_side():
-    from kvlab.attention import Comparison, trial
     trials = [trial("paged", SMALL, kv_format=f, layout=Layout(block_size=16, page_order="random"))
               for f in ("fp32", "int8/token", "int8/block16")]
     rows = measure(Comparison((*trials, trial("naive", SMALL))), [KernelError(), Timer(cap_s=0.02)])
     assert {r["status"] for r in rows} == {"ok"} and len(of(rows, "latency_s")) == 4
+
+
+class ByTrial(FakeTime):
+    """Calls that take what a test says for each variant and sample."""
+    def sample(self, runner, calls):
+        took = self.seconds(runner.trial.variant.label, len(runner.seconds))
+        self.calls += calls
+        self.now += took * calls
+        return took
+
+
+def rounds_of(monkeypatch, tmp_path, seconds, *names, **knobs):
+    fake = ByTrial(seconds)
+    monkeypatch.setattr(timer, "time", fake)
+    monkeypatch.setattr(timer, "CpuSampler", lambda bench: fake)
+    comparison = compare(*(honest(name) for name in names))
+    rows = of(measure(comparison, [KernelError(), Timer(**knobs)], artifacts=tmp_path), "latency_s")
+    samples = pd.read_parquet(tmp_path / rows[0]["artifact"])
+    return {row["variant"]: (row, samples[samples["case_id"] == row["case_id"]]) for row in rows}
+
+
+def test_a_trial_that_has_enough_goes_on_until_all_have(monkeypatch, tmp_path):
+    def seconds(name, sample):
+        return 0.01 * (1 + sample % 2) if name == "unsteady" else 0.01
+    found = rounds_of(monkeypatch, tmp_path, seconds, "steady", "unsteady", cap_s=1.2, target=1e-6)
+    steady, unsteady = (set(found[name][1]["round"]) for name in ("steady", "unsteady"))
+    assert steady == unsteady == set(range(len(steady))) and len(steady) > 3
+
+
+def test_a_trial_far_beyond_the_cap_leaves_and_the_others_go_on(monkeypatch, tmp_path):
+    found = rounds_of(monkeypatch, tmp_path, lambda name, sample: 20.0 if name == "slow" else 0.01, "slow", "quick",
+                      cap_s=1.0)
+    assert found["slow"][0]["n"] == 1 and found["quick"][0]["n"] >= 5 and found["quick"][1]["round"].nunique() == 3
+
+
+def test_a_round_is_short_however_large_the_cap(monkeypatch, tmp_path):
+    (_, samples), = rounds_of(monkeypatch, tmp_path, lambda name, sample: 0.01 * (1 + sample % 2), "one", cap_s=3.0,
+                              target=1e-6).values()
+    spent = (samples["seconds"] * samples["calls"]).groupby(samples["round"]).sum()
+    assert 3.0 <= spent.sum() and len(spent) >= 10 and 0.29 <= spent.min() and spent.max() <= 0.33
+
+
+def counters(monkeypatch, **each):
+    """What the operating system counts: so much more each time that it is asked."""
+    asked = []
+
+    def usage():
+        asked.append(1)
+        return SimpleNamespace(**{name: step * len(asked) for name, step in each.items()})
+    monkeypatch.setattr(timer, "usage", usage)
+
+
+def test_page_faults_and_system_time_are_those_of_a_call(monkeypatch):
+    comparison = compare(honest())
+    bench = Bench(comparison, list(comparison.trials), comparison.inputs(2))
+    counters(monkeypatch, ru_nvcsw=0, ru_minflt=12, ru_stime=0.001)
+    sampler = CpuSampler(bench)
+    sampler.clock = Clock(iter([0.0, 0.004, 1.0, 1.004]).__next__, "timer:thread_cpu")
+    runner = Runner(comparison.trials[0], comparison.trials[0].prepare(bench.inputs_of(comparison.trials[0])), 0.0, 4)
+    for _ in range(2):
+        runner.seconds.append(sampler.sample(runner, 4))             # 1 ms a call
+    faults, system = (reading for _, reading in Timer()._kernel_side(runner, sampler, dict(source="timer", n=2)))
+    assert (faults.metric, faults.value, faults.unit) == ("page_faults", pytest.approx(24 / 8), "count")
+    assert (system.metric, system.value, system.unit) == ("system_time_share", pytest.approx(0.25), "ratio")
+    assert {faults.method, system.method} == {"counter:getrusage"} and faults.note == "per call"
+
+
+@pytest.mark.skipif(timer.usage() is None, reason="only Linux counts what one thread does")
+def test_memory_taken_anew_by_each_call_is_seen_as_page_faults():
+    def takes(call, inputs):
+        with mmap.mmap(-1, 2**20) as pages:
+            for at in range(0, 2**20, mmap.PAGESIZE):
+                pages[at] = 1
+        return call()
+    rows = timed(made("takes", takes), honest())
+    (takes, ), (frugal, ) = (of(rows, "page_faults", name) for name in ("takes", "honest"))
+    assert takes["value"] >= 2**20 // mmap.PAGESIZE > 10 * frugal["value"] and takes["method"] == "counter:getrusage"
+    (share,) = of(rows, "system_time_share", "takes")
+    assert 0 < share["value"] <= 1 and share["denominator"] == "CPU time of the call"
+
+
+@pytest.mark.parametrize("without", ["counters", "thread time"])
+def test_what_the_system_does_not_count_for_one_thread_is_missing(monkeypatch, without):
+    if without == "counters":
+        monkeypatch.setattr(timer, "usage", lambda: None)
+    else:
+        monkeypatch.setattr(timer, "clock", lambda threads: Clock(time.perf_counter, "timer:wall"))
+    rows = timed(honest())
+    assert of(rows, "latency_s")[0]["kind"] == "measured"
+    for metric in ("page_faults", "system_time_share"):
+        (row,) = of(rows, metric)
+        assert row["kind"] == "missing" and "one thread of a CPU under Linux" in row["note"]
+
+
+@pytest.mark.parametrize("found, sentence", [
+    (dict(elsewhere=0.11), "other threads did its work"), (dict(elsewhere=0.09), None),
+    (dict(waits=4, wall=1.2), "it waits"), (dict(waits=1, wall=1.2), None), (dict(waits=4, wall=1.05), None)])
+def test_other_threads_are_work_from_a_tenth_on_and_waiting_likewise(found, sentence):
+    runner = Runner(None, [lambda: torch.zeros(1)], 0.0, inner=5, seconds=[0.05] * 4, **found)
+    judged = SimpleNamespace(judge=lambda trial, output: None)
+    if sentence is None:
+        return Timer()._judge(runner, judged)
+    with pytest.raises(_base.Broken, match=sentence):
+        Timer()._judge(runner, judged)
+
+
+@pytest.mark.parametrize("workload, layout, touched", [
+    (Workload.decode(AttentionShape(4, 2, 16, window=16), kv_len=256), Layout(16), 16 * 256),
+    (Workload.decode(AttentionShape(4, 2, 16), batch_size=4, kv_len=48, shared_prefix=32),
+     Layout(16, share_prefix=True), (32 + 4 * 16) * 256)])
+def test_rotation_and_the_cache_state_count_what_a_call_touches(monkeypatch, workload, layout, touched):
+    taken, inputs = [], Comparison.inputs
+    monkeypatch.setattr(Comparison, "inputs", lambda self, copies: taken.append(copies) or inputs(self, copies))
+    comparison = Comparison((trial("paged", workload, layout=layout),))
+    assert list(comparison.touched_bytes().values()) == [touched] and touched < sum(comparison.cache_bytes().values())
+    (row,) = of(measure(comparison, [KernelError(), Timer(cap_s=0.02)]), "latency_s")
+    enough = -(-5 * 2**16 // touched)
+    assert taken == [enough + 1] and row["cache_state"] == "cold (unverified)"
+    states = [CpuSampler(Bench(comparison, [], {key: [None] * n for key in comparison.touched_bytes()})).cache_state(
+        comparison.trials[0]) for n in (enough, enough - 1)]
+    assert states[0] == "cold (unverified)" and states[1].startswith("warm (")
+    assert (enough - 1) * sum(comparison.cache_bytes().values()) >= 5 * 2**16                 # though it would fill it

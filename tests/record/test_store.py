@@ -4,8 +4,10 @@ import io
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -374,3 +376,31 @@ def test_find_run(tmp_path):
                            ("", "no run named ''"), (str(tmp_path), "no run named")]:
         with pytest.raises(KeyError, match=message):
             find_run(words, tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT to oneself")
+def test_ctrl_c_waits_until_the_comparison_is_on_disk(tmp_path, monkeypatch):
+    store, fsync, arrived = new_store(tmp_path), os.fsync, []
+
+    def interrupted(descriptor):
+        signal.raise_signal(signal.SIGINT)
+        fsync(descriptor)
+        arrived.append(descriptor)                                       # reached: nothing was raised in the middle
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.append("c1", rows_of("c1"))
+    assert len(arrived) == 1 and signal.getsignal(signal.SIGINT) is before
+    assert store.committed == RunStore.open(store.path).committed == {"c1"}
+    assert RunStore.open(store.path).problems == []
+    store.append("c2", rows_of("c2"))                                    # nothing is left over of it
+    assert RunStore.open(store.path).rows() == written(store, "c1") + written(store, "c2")
+
+
+def test_a_thread_commits_as_well(tmp_path):
+    store = new_store(tmp_path)
+    thread = threading.Thread(target=store.append, args=("c1", rows_of("c1")))
+    thread.start()
+    thread.join()
+    assert RunStore.open(store.path).committed == {"c1"}

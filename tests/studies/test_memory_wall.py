@@ -1,12 +1,13 @@
 """The study's cases are those of its question, and its findings are true of tables whose truth is known."""
 import math
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
 from kvlab.attention import Comparison, VariantRef, trial
+from kvlab.catalog.gpus import gpu
 from kvlab.catalog.models import model, models
 from kvlab.record.reading import Reading, failed, table
 from kvlab.record.statistics import aa_resolution, fit
@@ -68,7 +69,9 @@ def test_every_size_has_one_a_a_pair_distinct_cases_and_one_model(size):
     pairs = [t.variant.ref for c in every if isinstance(c, Comparison) for t in c.trials if t.replica == 1]
     assert pairs == ["sdpa"]
     assert [c for c in every if isinstance(c, Decomposition)] == [Decomposition(model("Qwen/Qwen2-72B").name, 2048)]
-    assert len({length(c) for c in comparisons(size, "decode") if ratio(c) == 8 and c.workload.batch_size == 1}) >= 3
+    assert len({length(c) for c in comparisons(size, "decode") if ratio(c) == 8 and c.workload.batch_size == 1}) >= 4
+    prompts = sorted(length(c) for c in comparisons(size, "prefill"))
+    assert len(set(prompts)) == 4 and prompts[-1] == 8 * prompts[0]
 
 
 def test_smoke_is_short_and_large_is_longer_than_small():
@@ -179,6 +182,8 @@ def synthetic(times, prefill=None, skip=()):
             rows += [row(case, one, "latency_s", value, unit="s"),
                      row(case, one, "ideal_bytes", ideal, kind="modelled", unit="B"),
                      row(case, one, "flops_share", 0.02 * ratio(case), kind="modelled"),
+                     row(case, one, "bandwidth_share", ideal / value / 10e9, kind="modelled"),
+                     row(case, one, "system_time_share", 0.42 if one.variant.ref == "naive_repeat" else 0.03),
                      row(case, one, "attainable_flops_share", 0.05 * ratio(case), kind="modelled")]
     for case in comparisons("small", "prefill"):
         for one in case.trials:
@@ -201,11 +206,44 @@ def named(frame):
 
 def test_the_slope_is_the_bandwidth_and_its_interval_holds_the_truth():
     found = named(synthetic(streaming))
-    assert next(iter(found)) == "decode_bandwidth:sdpa"
     for variant in ("sdpa", "naive", "paged"):
         f = found[f"decode_bandwidth:{variant}"]
         assert f.low <= 4e9 <= f.high and f.value == pytest.approx(4e9, rel=0.01) and f.unit == "B/s"
-    assert "40 % of the read ceiling" in found["decode_bandwidth:sdpa"].sentence
+    f = found["decode_bandwidth:sdpa"]
+    share = [100 * f.low / 10.2e9, 100 * f.high / 9.8e9]              # the ceiling's own interval is ± 2 %
+    assert (f"{100 * f.value / 10e9:.1f} % [{share[0]:.1f}, {share[1]:.1f}] of the read ceiling" in f.sentence
+            and share[0] < 40 < share[1])
+
+
+def test_the_findings_come_in_the_order_of_the_story():
+    kinds = dict.fromkeys(n.partition(":")[0] for n in named(synthetic(streaming)))
+    assert list(kinds) == ["crossover", "bottleneck", "decode_bandwidth", "flops_share", "memory_exponent",
+                           "repeat_cost", "resolution"]
+
+
+def test_a_decode_slope_needs_four_points():
+    frame = synthetic(streaming)
+    lengths = sorted(set(frame[frame["phase"] == "decode"]["kv_len"]))
+    for points, told in ((4, True), (3, False)):
+        kept = frame[(frame["phase"] != "decode") | frame["kv_len"].isin(lengths[:points])]
+        assert ("decode_bandwidth:sdpa" in named(kept)) == told
+
+
+@pytest.mark.parametrize("bandwidth, flops, words", [
+    (0.9, 0.3, "memory limits it."), (0.6, 0.6, "memory limits it."), (0.3, 0.7, "arithmetic limits it."),
+    (0.7, 0.8, "arithmetic limits it."), (0.59, 0.3, "neither limits it here: the kernel does")])
+def test_the_bottleneck_is_the_ceiling_that_the_longest_call_comes_near(bandwidth, flops, words):
+    frame = synthetic(streaming)
+    longest = frame[frame["phase"] == "decode"]["kv_len"].max()
+    for metric, value in (("bandwidth_share", bandwidth), ("flops_share", flops)):
+        chosen = (frame["metric"] == metric) & (frame["kv_len"] == longest) & (frame["variant"] == "sdpa")
+        assert chosen.sum() == 1
+        frame.loc[chosen, ["value", "low", "high"]] = value, value - 0.01, value + 0.01
+    f = named(frame)["bottleneck"]
+    assert f.sentence.startswith(f"Why is decoding slow? At {longest} tokens and group ratio 8 sdpa reaches "
+                                 f"{100 * bandwidth:.0f} % of the read ceiling and {100 * flops:.0f} % of the matmul ")
+    assert words in f.sentence and (f.value, f.low, f.high) == (bandwidth, bandwidth - 0.01, bandwidth + 0.01)
+    assert f"memory allows {100 * 8 / gpu('H200').ridge():.1f} % of the matrix peak" in f.sentence
 
 
 def test_the_compute_share_stands_beside_what_the_roofline_allows():
@@ -242,13 +280,45 @@ def test_the_cost_of_repeated_heads_and_the_resolution():
     assert len(costs) >= 4 and all(f.value == pytest.approx(15) and f.low < 15 < f.high for f in costs)
     lengths = [int(f.name.partition(":")[2]) for f in costs]
     assert lengths == sorted(lengths, reverse=True)
+    assert all("42 % of it inside the operating system" in f.sentence for f in costs)
     f = found["resolution"]
     assert f.value == pytest.approx(1 / 1.01) and f.low < 1 < f.high
+
+
+@pytest.mark.parametrize("share, said", [(0.09, False), (0.1, True), (None, False)])
+def test_time_inside_the_operating_system_is_said_from_a_tenth_on(share, said):
+    frame = synthetic(streaming)
+    chosen = (frame["metric"] == "system_time_share") & (frame["variant"] == "naive_repeat")
+    if share is None:
+        frame = frame[~chosen]
+    else:
+        frame.loc[chosen, "value"] = share
+    costs = [f for n, f in named(frame).items() if n.startswith("repeat_cost:")]
+    assert len(costs) >= 4 and all(("operating system" in f.sentence) == said for f in costs)
+
+
+def crossover(name):
+    (f,) = findings(table(memory_wall.run(Decomposition(name, 2048))))
+    assert f.name == "crossover" and f"{name}: KV of one sequence of 2048 tokens is " in f.sentence
+    return f
+
+
+def test_the_crossover_of_an_unknown_parameter_count_and_of_a_cache_that_stops_growing(monkeypatch):
+    f = crossover(next(n for n in models() if model(n).params is None))
+    assert f.value is None and f.kind == "missing" and "its weights" in f.sentence
+    assert "the parameter count of" in f.sentence and "nothing can be said" in f.sentence
+    spec = model("Qwen/Qwen2-72B")
+    sliding = replace(spec, layers=tuple(replace(layer, kind="sliding", window=512) for layer in spec.layers))
+    monkeypatch.setattr(memory_wall, "catalogued", lambda name: sliding)
+    f = crossover("Qwen/Qwen2-72B")
+    assert f.value is None and f.kind == "missing" and "stops growing before it reaches them" in f.sentence
+    assert "its weights 135.4 GiB" in f.sentence or "its weights 135 GiB" in f.sentence
 
 
 def test_the_crossover_is_the_models():
     f = named(synthetic(streaming))["crossover"]
     assert f.value == 443_763 and "443,763" in f.sentence and "Qwen/Qwen2-72B" in f.sentence
+    assert "14 full contexts of 32,768" in f.sentence
 
 
 def test_a_time_that_does_not_grow_has_no_bandwidth():
@@ -261,21 +331,23 @@ def test_without_sdpa_the_words_are_about_the_fastest_of_the_longest_context():
     frame = synthetic(lambda case, one, ideal: streaming(case, one, ideal) * (0.5 if one.variant.ref == "paged" else 1))
     frame = frame[frame["variant"] != "sdpa"]
     found = named(frame)
-    assert next(iter(found)) == "decode_bandwidth:paged" and "flops_share:paged:ratio8" in found
+    assert [n for n in found if n.startswith("decode_bandwidth")][0] == "decode_bandwidth:paged"
+    assert "flops_share:paged:ratio8" in found and "group ratio 8 paged reaches" in found["bottleneck"].sentence
     assert "resolution" not in found
 
 
 @pytest.mark.parametrize("skip", ["ideal_bytes", "read_ceiling", "flops_share", "latency_s", "peak_extra_bytes",
-                                  "kv_bytes", "crossover_tokens"])
+                                  "kv_bytes", "weight_bytes", "bandwidth_share", "system_time_share",
+                                  "crossover_tokens"])
 def test_a_metric_that_is_absent_takes_its_own_findings_only(skip):
     whole, found = named(synthetic(streaming)), named(synthetic(streaming, skip=(skip,)))
     gone = {n.partition(":")[0] for n in set(whole) - set(found)}
     assert gone == {"ideal_bytes": {"decode_bandwidth"}, "read_ceiling": {"decode_bandwidth"},
-                    "flops_share": {"flops_share"}, "peak_extra_bytes": {"memory_exponent"}, "kv_bytes": {"crossover"},
-                    "latency_s": {"decode_bandwidth", "flops_share", "repeat_cost", "resolution"},
-                    "crossover_tokens": set()}[skip]
-    if skip == "crossover_tokens":
-        assert found["crossover"].value is None and "never reaches" in found["crossover"].sentence
+                    "flops_share": {"flops_share", "bottleneck"}, "bandwidth_share": {"bottleneck"},
+                    "system_time_share": set(), "peak_extra_bytes": {"memory_exponent"}, "kv_bytes": {"crossover"},
+                    "weight_bytes": {"crossover"},
+                    "latency_s": {"bottleneck", "decode_bandwidth", "flops_share", "repeat_cost", "resolution"},
+                    "crossover_tokens": {"crossover"}}[skip]
 
 
 def test_a_table_of_failures_alone_or_of_nothing_says_that_there_is_no_finding():
@@ -305,6 +377,18 @@ def test_the_interval_of_a_fitted_slope_covers_the_truth_about_as_often_as_it_sa
         assert low <= value <= high
         covered += low <= truth <= high
     assert covered >= 0.9 * 150
+
+
+@pytest.mark.parametrize("points", [4, 5])
+@pytest.mark.parametrize("power, truth", [(False, 3.0), (True, 1.7)])
+def test_the_interval_of_few_points_whose_scatter_is_all_that_is_known_covers_the_truth(points, power, truth):
+    rng, x, covered, simulated = np.random.default_rng(11), 2.0**np.arange(points), 0, 400
+    exact = x**truth if power else truth * x
+    for _ in range(simulated):
+        y = exact * (1 + 0.1 * rng.normal(size=points))
+        _, low, high = fit(x, y, y, y, power=power, draws=400)
+        covered += low <= truth <= high
+    assert covered >= 0.92 * simulated, covered / simulated
 
 
 def test_scatter_beyond_the_points_own_intervals_widens_the_slopes():

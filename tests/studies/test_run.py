@@ -1,4 +1,5 @@
 """A run keeps what it committed, repeats none of it, and refuses to go on with something else."""
+import json
 import os
 import signal
 import subprocess
@@ -179,7 +180,7 @@ def test_knobs_are_kept_for_the_resumed_run_and_other_knobs_refused(tmp_path, in
     with pytest.raises(ValueError, match="resume with the same options"):
         go(tmp_path, variants=[Knobbed(tile=32)], resume=path)
     store = go(tmp_path, resume=path)
-    assert {r["variant"] for r in store.rows()} == {"", "Knobbed(tile=8)"} and store.manifest.seeds == [7]
+    assert {r["variant"] for r in store.rows()} == {"", "knobbed(tile=8)"} and store.manifest.seeds == [7]
 
 
 def test_another_studys_run_and_a_folder_that_is_none_are_refused(tmp_path, install):
@@ -248,16 +249,42 @@ def test_each_may_map_the_cases_in_any_way(tmp_path, install):
     assert len(store.committed) == 4 and jobs == [Job("stub", store.path)]
 
 
-def test_each_that_gives_too_little_is_no_complete_run(tmp_path, install):
+def test_each_that_gives_too_little_is_no_complete_run_and_keeps_what_it_gave(tmp_path, install):
     install(Stub(4))
-    with pytest.raises(ValueError, match="shorter"):
-        go(tmp_path, each=lambda job, cases: map(job, cases[:2]))
+    with pytest.raises(RuntimeError, match="gave no rows of 2 of 4 cases; complete the run with resume=") as caught:
+        go(tmp_path, each=lambda job, cases: map(job, cases[1:3]))
+    (path,) = (tmp_path / "stub").iterdir()
+    assert str(caught.value).endswith(f"resume={path}")
+    assert list(read_table(path)["comparison_id"]) == ["step1", "step2"] and (path / "readings.parquet").exists()
+    stub = install(Stub(4))
+    assert len(go(tmp_path, resume=path).committed) == 4 and stub.ran == ["step0", "step3"]
 
 
-def test_each_that_mixes_up_the_order_is_refused(tmp_path, install):
-    install(Stub(2))
-    with pytest.raises(ValueError, match="step1"):
-        go(tmp_path, each=lambda job, cases: map(job, cases[::-1]))
+def test_each_may_yield_the_cases_in_any_order(tmp_path, install):
+    stub = install(Stub(4))
+    store = go(tmp_path, each=lambda job, cases: map(job, cases[::-1]))
+    assert stub.ran == ["step3", "step2", "step1", "step0"] == [r["comparison_id"] for r in store.rows()]
+    assert {r["comparison_id"]: r["kv_len"] for r in store.rows()} == {f"step{i}": i for i in range(4)}
+    assert store.committed == {f"step{i}" for i in range(4)}
+
+
+@pytest.mark.parametrize("what, value", [("cpu", "Another CPU"), ("gpus", ["H200"]), ("torch", "1.0.0")])
+def test_another_machine_is_refused_in_one_sentence(tmp_path, install, what, value):
+    install(Stub(2, at=fail_at(1, KeyboardInterrupt())))
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path)
+    (path,) = (tmp_path / "stub").iterdir()
+    manifest = json.loads((path / "manifest.json").read_text())
+    here, manifest["environment"][what] = manifest["environment"][what], value
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    stub = install(Stub(2))
+    with pytest.raises(ValueError) as caught:
+        go(tmp_path, resume=path)
+    assert str(caught.value) == (f"{path} was measured elsewhere ({what} {value!r}, here {here!r}); "
+                                 "numbers of two machines are two runs")
+    manifest["environment"] |= {what: here, "hostname": "elsewhere", "python": "3.0"}       # what decides no number
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert go(tmp_path, resume=path).committed == {"step0", "step1"} and stub.ran == ["step1"]
 
 
 def test_the_mapping_is_closed_when_the_run_ends_early(tmp_path, install):

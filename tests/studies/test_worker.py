@@ -1,8 +1,10 @@
 """Variants that crash, hang, exit or eat memory cost their own rows: real worker processes, real faults."""
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from kvlab.kv.cache import Layout
 from kvlab.record.reading import table
 from kvlab.shapes import AttentionShape, Workload
 from kvlab.studies._run import Job
-from kvlab.studies._worker import Worker, _cause_of_death, case_from, worker_each
+from kvlab.studies._worker import DIED, Worker, _cause_of_death, case_from, worker_each
 from kvlab.studies.memory_wall import Decomposition
 
 WORKLOAD = Workload.decode(AttentionShape(4, 2, 16), kv_len=32)
@@ -33,6 +35,13 @@ class Base:
     def cost(self, trial, cache_bytes=0):
         return least_cost(trial)
 """
+PIPES = """
+import subprocess
+
+def pipes():
+    return [n for n in map(int, os.listdir('/proc/self/fd'))
+            if os.path.exists(f'/proc/self/fd/{n}') and os.readlink(f'/proc/self/fd/{n}').startswith('pipe:')]
+"""
 FAULTS = {
     "Honest": ("return honest()", "ok", ""),
     "Wrong": ("return honest() * 2", "failed", "exceeds the tolerance"),
@@ -40,9 +49,10 @@ FAULTS = {
     "Prints": ("print('{\"rows\": []}'); sys.stdout.flush(); os.write(1, b'\\nnoise\\n'); return honest()", "ok", ""),
     "Asks": ("return input()", "failed", "EOFError"),
     "Exits": ("sys.exit('enough')", "failed", "SystemExit: enough"),
-    "Vanishes": ("os._exit(3)", "failed", "the process was ended with exit code 3 in kernel_error"),
-    "Killed": ("os.kill(os.getpid(), signal.SIGKILL)", "oom", "killed (SIGKILL: out of memory, or by hand)"),
-    "Crashes": ("os.kill(os.getpid(), signal.SIGSEGV)", "failed", "crashed with signal SIGSEGV"),
+    "Vanishes": ("os._exit(3)", "failed", f"{DIED}: it was ended with exit code 3 in kernel_error"),
+    "Killed": ("os.kill(os.getpid(), signal.SIGKILL)", "oom",
+               f"{DIED}: it was killed (SIGKILL: out of memory, or by hand)"),
+    "Crashes": ("os.kill(os.getpid(), signal.SIGSEGV)", "failed", f"{DIED}: it crashed with signal SIGSEGV"),
 }
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and exit codes of POSIX")
 
@@ -111,7 +121,7 @@ def test_one_that_hangs_is_stopped_and_one_that_floods_the_output_too(tmp_path):
     found = status_of(rows)
     worker.close()
     for name in ("Sleeps", "Floods"):
-        assert found[name] == ("failed", "gave no sign of life for 5 s and was stopped in kernel_error")
+        assert found[name] == ("failed", f"{DIED}: no sign of life for 5 s, so it was stopped in kernel_error")
     assert found["naive"][0] == "ok" and worker.process.poll() is not None
 
 
@@ -150,6 +160,7 @@ def test_a_trial_blamed_twice_ends_the_case(monkeypatch):
     (-9, "oom", "SIGKILL"), (-11, "failed", "SIGSEGV"), (3, "failed", "exit code 3"), (0, "failed", "exit code 0")])
 def test_exit_codes_in_words(code, status, what):
     assert _cause_of_death(code)[0] == status and what in _cause_of_death(code)[1]
+    assert _cause_of_death(code)[1].startswith(f"{DIED}: ") and DIED == "the worker process died"
 
 
 @pytest.mark.parametrize("kind", ["os:system", "subprocess:Popen", "kvlab_user_x:Mine", "kvlabx.a:B"])
@@ -199,7 +210,7 @@ def test_sending_to_a_worker_that_just_died_is_no_error():
     worker._send({"case": 1})
 
 
-def test_a_worker_that_does_not_end_by_itself_is_killed():
+def test_a_worker_that_does_not_end_by_itself_is_killed_with_all_that_it_started(monkeypatch):
     ended = []
 
     def wait(timeout=None):
@@ -207,8 +218,59 @@ def test_a_worker_that_does_not_end_by_itself_is_killed():
             raise subprocess.TimeoutExpired("worker", timeout)
         ended.append("waited")
     worker = Worker(1.0)
-    worker.process = SimpleNamespace(poll=lambda: None, stdin=SimpleNamespace(close=lambda: None), wait=wait,
-                                     kill=lambda: ended.append("killed"))
+    worker.process = SimpleNamespace(poll=lambda: None, stdin=SimpleNamespace(close=lambda: None), wait=wait, pid=77)
+    monkeypatch.setattr(os, "killpg", lambda group, how: ended.append((group, how)))
     worker.close()
-    assert ended == ["killed", "waited"]
+    assert ended == [(77, signal.SIGKILL), "waited"]
     Worker(1.0).close()                                              # one that was never started
+
+
+def gone(pid):
+    """Whether the process ends within a few seconds; a zombie that nobody waits for has ended."""
+    for _ in range(200):
+        try:
+            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into /proc")
+@pytest.mark.parametrize("start", ["subprocess.Popen(['sleep', '60'], pass_fds=pipes()).pid",
+                                   "os.fork() or time.sleep(60)"], ids=["subprocess", "fork"])
+@pytest.mark.parametrize("then, why", [
+    ("time.sleep(3600)", "no sign of life for 3 s, so it was stopped in kernel_error"),
+    ("os._exit(3)", "it was ended with exit code 3 in kernel_error"),
+    ("return honest()", None)], ids=["hangs", "exits", "ends well"])
+def test_what_a_variant_started_neither_delays_nor_survives_its_worker(tmp_path, start, then, why):
+    """The child holds the pipe of the answers, so that no end of file tells that the worker is dead."""
+    file = write(tmp_path, {"Starts": f"""
+        if not os.path.exists({str(tmp_path / 'pid')!r}):
+            child = {start}
+            open({str(tmp_path / 'pid')!r}, 'w').write(str(child))
+        {then}"""})
+    file.write_text(file.read_text() + PIPES)
+    worker = Worker(patience_s=3.0 if "sleep" in then else 3600.0)
+    rows = worker.rows(Job(probes=("kernel_error",)), compare(f"{file}:Starts", "naive"))
+    found = status_of(rows)
+    assert found["Starts"] == (("ok", "") if why is None else ("failed", f"{DIED}: {why}"))
+    assert found["naive"] == ("ok", "")
+    worker.close()
+    assert worker.process.poll() is not None and gone(int((tmp_path / "pid").read_text()))
+
+
+def test_what_variants_print_goes_to_the_runs_log_or_to_stderr(tmp_path, capfd):
+    file = write(tmp_path, {"Prints": "print('said by', type(self).__name__, flush=True); "
+                                      "os.write(1, b'and below\\n'); return honest()"})
+    case = compare(f"{file}:Prints")
+    for artifacts in (None, tmp_path):
+        (rows,) = worker_each(200.0)(Job(artifacts=artifacts, probes=("kernel_error",)), [case])
+        assert status_of(rows) == {"Prints": ("ok", "")}
+        captured = capfd.readouterr()
+        assert captured.out == "" and ("said by Prints\nand below" in captured.err) == (artifacts is None)
+    assert "said by Prints\nand below\n" in (tmp_path / "worker.log").read_text()
+    first = (tmp_path / "worker.log").read_bytes()
+    list(worker_each(200.0)(Job(artifacts=tmp_path, probes=("kernel_error",)), [case]))
+    assert (tmp_path / "worker.log").read_bytes().startswith(first + b"said by"), "a resumed run's log goes on"
