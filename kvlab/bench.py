@@ -17,7 +17,7 @@ from pathlib import Path
 from kvlab.probes._clock import paired_ratio, summarise
 from kvlab.record.environment import cpu_name, load_average
 
-PAIRS = 15
+PAIRS = 16
 TRIES = 3
 
 
@@ -33,8 +33,8 @@ class Gate:
         """True, False, or None where the interval straddles the goal."""
         rule, *bounds = self.goal.split()
         least, most = float(bounds[0]), float(bounds[-1])
-        if rule == "includes":
-            return low <= least <= high
+        if rule == "includes":                       # one interval in twenty misses the truth: near by, look again
+            return True if low <= least <= high else None if 0.98 * least <= high and low <= 1.02 * least else False
         if rule == "<=":
             least = float("-inf")
         elif rule == ">=":
@@ -109,7 +109,11 @@ def _decode_ratio(a: str, b: str, kv_len: int = 8192) -> tuple[float, float, flo
         sampler, (first, second) = _bench_of(a, b, kv_len=kv_len)
         for runner in (first, second):
             sampler.sample(runner, 2)
-        pairs = [(sampler.sample(first, 1), sampler.sample(second, 1)) for _ in range(PAIRS)]
+        pairs = []
+        for i in range(PAIRS):                               # each goes first every other time
+            order = (first, second) if i % 2 else (second, first)
+            took = {id(runner): sampler.sample(runner, 1) for runner in order}
+            pairs.append((took[id(first)], took[id(second)]))
     return paired_ratio([p[0] for p in pairs], [p[1] for p in pairs])
 
 

@@ -12,7 +12,8 @@ from kvlab.bench import Gate
     (">= 12", 12, 20, True), (">= 12", 11, 13, None), (">= 12", 2, 11.9, False),
     ("within 0.98 1.02", 0.99, 1.01, True), ("within 0.98 1.02", 0.97, 1.0, None),
     ("within 0.98 1.02", 1.03, 1.05, False), ("within 0.98 1.02", 0.9, 0.97, False),
-    ("includes 1", 0.99, 1.01, True), ("includes 1", 1.01, 1.02, False),
+    ("includes 1", 0.99, 1.01, True), ("includes 1", 1.01, 1.02, None), ("includes 1", 1.03, 1.05, False),
+    ("includes 1", 0.9, 0.97, False),
 ])
 def test_a_gate_is_met_only_if_the_whole_interval_clears(goal, low, high, met):
     assert Gate("", "ratio", goal, None).met(low, high) is met
