@@ -29,7 +29,9 @@ MAY_IMPORT = {
     "studies": BELOW_STUDIES | {"claims"}, "claims": BELOW_STUDIES,
     "figures": BASE | {"record", "catalog", "kv.sizing"},
 }
-DOORS = {"__init__", "__main__", "api", "cli", "bench", "listing", "report"}   # what a person opens: may reach all
+# what a person opens: may reach all
+DOORS = {"__init__", "__main__", "api", "cli", "bench", "listing", "report", "show", "doctor", "compare", "lab",
+         "widgets"}
 TOPS = {"studies", "figures", "cli"}
 NO_TORCH = BASE | {"record", "catalog", "kv.block_pool", "kv.prefix", "kv.sizing", "serving", "figures"}
 LATE_TORCH = {"__init__", "__main__", "cli", "kv.formats"}      # inside functions only

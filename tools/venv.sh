@@ -86,6 +86,6 @@ version=$(torch_version) || { say "kvlab needs $fits, and ${TORCH:-what was inst
 echo "torch==$version" >"$pin"
 say "installing kvlab and its tools beside torch $version (seconds with uv, a few minutes with pip)"
 has uv || pip install -qq --upgrade "pip>=25.1"        # older ones do not know --group
-install --constraint "$pin" --editable ".[notebook]" --group dev
+install --constraint "$pin" --editable ".[notebook,models]" --group dev
 printf '%s\n%s\n' "$PWD" "$TORCH" >"$stamp"
 say "ready: .venv/bin/kvlab"
