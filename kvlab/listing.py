@@ -38,13 +38,16 @@ def variants() -> Iterator[dict]:
 
 
 def formats() -> Iterator[dict]:
-    """KV formats with what an element takes, scales included, at head_dim 128."""
+    """KV formats with what an element takes, scales included, at head_dim 128 and 4,096 tokens."""
     from kvlab.kv.formats import format_names, kv_format
     from kvlab.shapes import AttentionShape
     shape = AttentionShape(1, 1, 128)
-    for name in format_names():
-        yield dict(name=name, bits_per_element=kv_format(name).nbytes(1024, shape) * 8 / (2 * 1024 * 128),
-                   about=_first_line(type(kv_format(name).k)))
+    for name in format_names() + format_names(sizes_only=True):
+        fmt = kv_format(name)
+        about = [side.about for side in (fmt.k, fmt.v)]
+        tail = f"; the newest {fmt.residual} tokens or more in fp16" if fmt.residual else ""
+        yield dict(name=name, bits_per_element=fmt.nbytes(4096, shape) * 8 / (2 * 4096 * 128),
+                   about=(about[0] if about[0] == about[1] else f"K {about[0]}; V {about[1]}") + tail)
 
 
 def probes() -> Iterator[dict]:
@@ -56,6 +59,7 @@ def probes() -> Iterator[dict]:
     for name in registry:
         why = registry[name]().why_not(trial(VariantRef("naive"), workload))
         yield dict(name=name, cannot_run_here=why or "", metrics=list(registry[name].metrics),
+                   runs="on request" if getattr(registry[name], "on_request", False) else "",
                    about=_first_line(registry[name]))
 
 

@@ -24,7 +24,7 @@ def no_such(what: str, name: str, known: Iterable[str]) -> KeyError:
     if len(known) > 30:
         others = f" (or {', '.join(near[1:])})" if near[1:] else ""
         return KeyError(f"no {what} named {name!r}.{hint}{others} All {len(known)} names and aliases are listed by: "
-                        f"kvlab ls {what}s")
+                        f"kvlab ls {what.rpartition(' ')[2]}s")
     return KeyError(f"no {what} named {name!r}.{hint} Known: {', '.join(known)}")
 
 

@@ -81,7 +81,8 @@ class Trial:
                 return f"there is no {self.device}; torch sees {torch.cuda.device_count()} CUDA devices"
         if self.threads > (os.cpu_count() or 1):
             return f"threads={self.threads}, and this machine has {os.cpu_count()} logical cores"
-        return self.layout.why_not(self.workload, self.format) or self.variant.load().why_not(self)
+        return (self.format.why_not(self.workload.shape) or self.layout.why_not(self.workload, self.format)
+                or self.variant.load().why_not(self))
 
     def prepare(self, inputs: list[Inputs]) -> list[Callable[[], Tensor]]:
         """One call per input copy, planned outside the clock; the copies share one workspace."""
@@ -147,19 +148,18 @@ class Inputs:
     def stored(self, sequence: int):
         """One contiguous sequence's arrays of K and of V, as [K, R, W] views of its only block."""
         cache = self.cache
-        return tuple(tuple(a[sequence] for a in cache.by_head(side)) for side in (cache.k_arrays, cache.v_arrays))
+        return cache.with_tails(*(tuple(a[sequence] for a in cache.by_head(side))
+                                  for side in (cache.k_arrays, cache.v_arrays)), sequence)
+
+    def all_stored(self):
+        """A contiguous batch's arrays of K and of V, as [B, K, R, W] views."""
+        cache = self.cache
+        return cache.with_tails(cache.by_head(cache.k_arrays), cache.by_head(cache.v_arrays), slice(None))
 
     def decode(self, arrays_k, arrays_v, kv_len: int, first: int = 0) -> tuple[Tensor, Tensor]:
         """(k, v) as floats of q's dtype, tokens first … kv_len; a view where they are stored in that dtype."""
-        fmt, shape, dtype = self.cache.format, self.cache.shape, self.q_TQD.dtype
-        k_parts, v_parts = fmt.components(shape)
-        base = first - first % fmt.token_group(shape)                # what lies before is hidden, and is not touched
-
-        def side(codec, arrays, components):
-            rows = tuple(a[..., base // c.tokens:, :] for a, c in zip(arrays, components))
-            return codec.decode(rows, kv_len - base, dtype)[..., first - base:, :]
-        k = side(fmt.k, arrays_k, k_parts)
-        return k, k[..., :shape.v_dim] if shape.v_in_k else side(fmt.v, arrays_v, v_parts)
+        cache = self.cache
+        return cache.format.decode_heads(arrays_k, arrays_v, kv_len, cache.shape, self.q_TQD.dtype, first)
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Comparison:
             fmt = kv_format(name)
             block_size = layout.block_size or _longest_block(w, fmt)
             blocks = sum(-(-n // block_size) for n in w.kv_lens) + (layout.block_size is not None)      # the null block
-            stored += blocks * fmt.nbytes(block_size, s)
+            stored += fmt.allocated(blocks, block_size, w.batch_size, s)
         q = sum(w.q_lens) * s.num_q_heads * s.head_dim * self.trials[0].itemsize
         fp32 = 4 * sum(w.kv_lens) * s.num_kv_heads * (s.head_dim + s.v_dim)
         scores = 3 * 8 * s.num_q_heads * min(sum(w.q_lens), 256) * max(w.kv_lens)       # of the oracle, in fp64
@@ -226,10 +226,11 @@ class Comparison:
     def inputs(self, copies: int = 1) -> dict[tuple[str, Layout], list[Inputs]]:
         """The tensors of every (kv_format, layout), built once and shared by the variants; copy i has seed + i."""
         made: dict[tuple[str, Layout], list[Inputs]] = {(t.kv_format, t.layout): [] for t in self.trials}
+        formats = {name: calibrated(self.trials[0], kv_format(name)) for name in {t.kv_format for t in self.trials}}
         for i in range(copies):
             q_TQD, k, v = originals(self.trials[0], self.trials[0].seed + i)
             for (fmt, layout), copies_so_far in made.items():
-                one = _encode(self.trials[0], kv_format(fmt), layout, q_TQD, k, v, self.trials[0].seed + i)
+                one = _encode(self.trials[0], formats[fmt], layout, q_TQD, k, v, self.trials[0].seed + i)
                 if i == 0:
                     one.k, one.v = k, v
                 copies_so_far.append(one)
@@ -258,6 +259,18 @@ def originals(trial: Trial, seed: int) -> tuple[Tensor, list[Tensor], list[Tenso
     return q_TQD, k, v
 
 
+CALIBRATION_TOKENS, CALIBRATION_SEED = 256, 2**31      # the seed lies far from those of the input copies
+
+
+def calibrated(trial: Trial, fmt: KVFormat) -> KVFormat:
+    """The format with its static scales, if it has any, from a calibration pass over tokens that no input holds."""
+    if not fmt.static:
+        return fmt
+    tokens = Workload(trial.workload.shape, (1,), (CALIBRATION_TOKENS,))
+    _, (k_SKD,), (v_SKE,) = originals(replace(trial, workload=tokens), trial.seed + CALIBRATION_SEED)
+    return fmt.calibrate(k_SKD, v_SKE)
+
+
 def _longest_block(workload: Workload, fmt: KVFormat) -> int:
     """Slots of the one block that a contiguous layout gives each sequence: room for the longest, in whole groups."""
     group = fmt.token_group(workload.shape)
@@ -269,9 +282,10 @@ def _encode(trial: Trial, fmt: KVFormat, layout: Layout, q_TQD, k, v, seed: int)
     w = trial.workload
     tables, num_blocks = block_tables(w, layout, seed)
     block_size = layout.block_size or _longest_block(w, fmt)
-    cache = KVCache(w.shape, fmt, num_blocks, block_size, order=layout.order, device=trial.device)
-    for table, k_SKD, v_SKD in zip(tables, k, v):
-        cache.write(fmt.encode(k_SKD, v_SKD), table)
+    cache = KVCache(w.shape, fmt, num_blocks, block_size, order=layout.order, device=trial.device,
+                    sequences=w.batch_size)
+    for b, (table, k_SKD, v_SKD) in enumerate(zip(tables, k, v)):
+        cache.write(fmt.encode(k_SKD, v_SKD), table, b)
     longest = max(map(len, tables))
     block_table = torch.tensor([t + [0] * (longest - len(t)) for t in tables], device=trial.device)
     return Inputs(q_TQD, w.q_lens, w.kv_lens, cache, block_table, seed)

@@ -26,6 +26,10 @@ WORKLOADS = {
     "soft-cap": Workload.prefill(AttentionShape(4, 2, 32, softcap=20.0), q_len=40),
 }
 FORMATS = ("fp32", "fp16", "bf16", "int8/token", "int8/block16")
+# static scales, packed codes, K and V apart, a tail outside the blocks: where lengths, windows and batches differ
+MORE_FORMATS = ("int8/head", "fp8_e4m3", "k8v4", "kivi4/g16/r24")
+WITH_MORE_FORMATS = ("decode, GQA, batch", "decode, ragged", "decode, window", "decode, absorbed MLA",
+                     "prefill after a cache")
 LAYOUTS = (Layout(), Layout(order="token"), Layout(16), Layout(16, "random"), Layout(48, "random", "token"),
            Layout(16, "random", share_prefix=True))
 
@@ -37,7 +41,7 @@ def cells(ref: VariantRef, *, device: str = "cpu",
         for layout in LAYOUTS:
             if layout.share_prefix and not workload.shared_prefix:
                 continue
-            for fmt in FORMATS:
+            for fmt in FORMATS + (MORE_FORMATS if name in WITH_MORE_FORMATS else ()):
                 for dtype in dtypes:
                     one = trial(ref, workload, kv_format=fmt, layout=layout, device=device, dtype=dtype, threads=1)
                     yield name, Comparison((one,))

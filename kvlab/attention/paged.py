@@ -32,8 +32,10 @@ class Paged:
         plans = []
         for sequences in batches:
             q_len, kv_len, first = w.q_lens[sequences[0]], w.kv_lens[sequences[0]], w.first_visible(sequences[0])
-            skip = first // cache.block_size                          # whole blocks before the window are not read
-            table_BM = inputs.block_table[sequences, skip:-(-kv_len // cache.block_size)]
+            # whole blocks before the window are not read, nor those of tokens that are in the tail (one at least)
+            encoded = kv_len - cache.format.tail(kv_len, shape)
+            skip = min(first, encoded) // cache.block_size
+            table_BM = inputs.block_table[sequences, skip:max(skip + 1, -(-encoded // cache.block_size))]
             if cache.order == "head":                                 # a stored row is one (block, KV head)
                 head_K1 = torch.arange(K, device=trial.device)[:, None]
                 index = (table_BM[:, None, :] * K + head_K1).flatten()
@@ -58,7 +60,8 @@ class Paged:
             for sequences, index, kv_len, first, rule in plans:
                 parts = [gathered(f, a, s, index, len(sequences)) for f, a, s in zip(flat, out_of, workspace)]
                 n = len(cache.k_arrays)
-                k_BKSD, v_BKSE = inputs.decode(tuple(parts[:n]), tuple(parts[n:]), kv_len, first)
+                k_BKSD, v_BKSE = inputs.decode(*cache.with_tails(tuple(parts[:n]), tuple(parts[n:]), sequences), kv_len,
+                                               first)
                 q_BTQD = (inputs.q_TQD.view(w.batch_size, -1, *inputs.q_TQD.shape[1:]) if len(sequences) > 1
                           else q_all[sequences[0]][None])
                 out.append(folded_sdpa(q_BTQD, k_BKSD, v_BKSE, rule).flatten(0, 1))

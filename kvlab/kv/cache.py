@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.kv.block_pool import BlockPool
 from kvlab.kv.formats import KVFormat, Packed, torch_dtype
+from kvlab.kv.formats._base import TAIL_DTYPE
 from kvlab.shapes import AttentionShape, Workload
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Layout:
         if self.block_size is None:
             return None
         group = fmt.token_group(workload.shape)
+        if self.share_prefix and fmt.residual:
+            return f"{fmt.name} keeps each sequence's newest tokens apart; kvlab shares no prefix of such a cache"
         if self.block_size % group:
             return f"block_size={self.block_size} is not a multiple of {fmt.name}'s token group ({group})"
         if self.share_prefix and (workload.shared_prefix == 0 or workload.shared_prefix % self.block_size):
@@ -78,10 +81,12 @@ class KVCache:
 
     Arrays of K and V: [N, K, R, W] in head order, [N, R, K, W] in token order. One array per component of the
     codec (codes, scales). Raises IndexError for block ids outside the storage.
+    sequences: how many tails of full-precision tokens there are, where the format has a residual: k_tail, v_tail
+    [sequences, K, longest tail, D], one per sequence whatever its blocks.
     """
 
     def __init__(self, shape: AttentionShape, fmt: KVFormat, num_blocks: int, block_size: int, *,
-                 order: str = "head", device: str = "cpu"):
+                 order: str = "head", device: str = "cpu", sequences: int = 1):
         import torch
         group = fmt.token_group(shape)
         if block_size < 1 or block_size % group:
@@ -98,18 +103,35 @@ class KVCache:
         k_parts, v_parts = fmt.components(shape)
         self.k_arrays = tuple(storage(c) for c in k_parts)
         self.v_arrays = tuple(storage(c) for c in v_parts)
+        self.k_tail, self.v_tail = (
+            torch.full((sequences, shape.num_kv_heads, fmt.longest_tail(shape), width), STALE, device=device,
+                       dtype=torch_dtype(TAIL_DTYPE)) if fmt.residual and stored else None
+            for width, stored in ((shape.head_dim, True), (shape.v_dim, not shape.v_in_k)))
+
+    @property
+    def arrays(self) -> tuple[Tensor, ...]:
+        """Everything that is stored."""
+        return (*self.k_arrays, *self.v_arrays, *(t for t in (self.k_tail, self.v_tail) if t is not None))
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.k_arrays + self.v_arrays)
+        return sum(a.nbytes for a in self.arrays)
+
+    def with_tails(self, k: tuple[Tensor, ...], v: tuple[Tensor, ...], sequences) -> tuple[tuple, tuple]:
+        """Arrays that were read through a block table, and behind them the tails of those sequences, if there are any.
+
+        sequences: an index, or a slice or list of indices where the arrays have a batch axis.
+        """
+        return tuple(side if tail is None else (*side, tail[sequences])
+                     for side, tail in ((k, self.k_tail), (v, self.v_tail)))
 
     def by_head(self, arrays: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The arrays as [N, K, R, W] views, whatever the order in memory."""
         return arrays if self.order == "head" else tuple(a.transpose(1, 2) for a in arrays)
 
-    def write(self, packed: Packed, block_table: list[int]) -> None:
-        """Put a whole encoded sequence into its blocks; the block table's blocks are filled in order."""
-        self._check(block_table, packed.kv_len)
+    def write(self, packed: Packed, block_table: list[int], sequence: int = 0) -> None:
+        """Put a whole encoded sequence into its blocks, in order, and its tail (if any) into that of `sequence`."""
+        self._check(block_table, packed.kv_len, sequence)
         self._fits(packed)
         import torch
         for arrays, parts in ((self.k_arrays, packed.k), (self.v_arrays, packed.v)):
@@ -121,55 +143,72 @@ class KVCache:
                 target_NKRW[blocks] = part_KSW[:, :whole * rows].view(K, whole, rows, W).transpose(0, 1)
                 if S % rows:
                     target_NKRW[block_table[whole], :, :S % rows] = part_KSW[:, whole * rows:]
+        self._write_tails(packed, sequence)
 
-    def append(self, k_TKD: Tensor, v_TKD: Tensor | None, block_table: list[int], kv_len: int) -> None:
+    def append(self, k_TKD: Tensor, v_TKD: Tensor | None, block_table: list[int], kv_len: int,
+               sequence: int = 0) -> None:
         """Store new tokens behind the kv_len that are there; the block table must already hold room for them.
 
         Where a scale covers several tokens, the partly filled group is decoded and stored anew with the new ones.
         """
         import torch
         group = self.format.token_group(self.shape)
-        start = kv_len - kv_len % group
+        start = (kv_len - self.format.tail(kv_len, self.shape)) if self.format.residual else kv_len - kv_len % group
         if start < kv_len:
             # in fp32, whatever the dtype of the new tokens: a narrower one would round, or overflow, what is stored
-            block = start // self.block_size                           # the only one that the open group lies in
+            block = start // self.block_size                           # the first that the open tokens lie in
             base = block * self.block_size
-            stored = self.gather(block_table[block:block + 1], kv_len - base)
-            old_k, old_v = self.format.decode(stored, self.shape, torch.float32)
-            k_TKD = torch.cat([old_k[start - base:], k_TKD])
-            v_TKD = None if v_TKD is None else torch.cat([old_v[start - base:], v_TKD])
+            stored = self.gather(block_table, kv_len, sequence, first=base)
+            old_k, old_v = self.format.decode_heads(stored.k, stored.v, kv_len - base, self.shape, torch.float32)
+            k_TKD = torch.cat([old_k.transpose(0, 1)[start - base:], k_TKD])
+            v_TKD = None if v_TKD is None else torch.cat([old_v.transpose(0, 1)[start - base:], v_TKD])
         packed = self.format.encode(k_TKD, v_TKD)
-        self._check(block_table, start + packed.kv_len)
+        self._check(block_table, start + packed.kv_len, sequence)
         self._fits(packed)
         k_parts, v_parts = self.format.components(self.shape)
+        settled = packed.kv_len - self.format.tail(packed.kv_len, self.shape)
         for arrays, parts, components in ((self.k_arrays, packed.k, k_parts), (self.v_arrays, packed.v, v_parts)):
             for target_NKRW, part_KSW, component in zip(self.by_head(arrays), parts, components):
-                slots = slot_mapping(block_table, self.block_size, start, packed.kv_len)[::component.tokens]
-                blocks = torch.tensor([s // self.block_size for s in slots])
-                rows = torch.tensor([s % self.block_size // component.tokens for s in slots])
+                slots = slot_mapping(block_table, self.block_size, start, settled)[::component.tokens]
+                blocks = torch.tensor([s // self.block_size for s in slots], dtype=torch.long)
+                rows = torch.tensor([s % self.block_size // component.tokens for s in slots], dtype=torch.long)
                 target_NKRW[blocks, :, rows] = part_KSW.transpose(0, 1)
+        self._write_tails(packed, sequence)
 
-    def gather(self, block_table: list[int], kv_len: int) -> Packed:
-        """One sequence read back through its block table (a copy)."""
-        self._check(block_table, kv_len)
-        k_parts, v_parts = self.format.components(self.shape)
+    def gather(self, block_table: list[int], kv_len: int, sequence: int = 0, first: int = 0) -> Packed:
+        """One sequence read back through its block table (a copy), from the block that starts at token `first`."""
+        self._check(block_table, kv_len, sequence)
+        settled = kv_len - self.format.tail(kv_len, self.shape)
+        blocks = block_table[first // self.block_size:]
         sides = []
-        for arrays, components in ((self.k_arrays, k_parts), (self.v_arrays, v_parts)):
+        for arrays, components in zip((self.k_arrays, self.v_arrays), self.format.components(self.shape)):
             sides.append(tuple(
-                a[block_table].transpose(0, 1).flatten(1, 2)[:, :c.rows(kv_len)].contiguous()
+                a[blocks].transpose(0, 1).flatten(1, 2)[:, :c.rows(max(first, settled), first)].contiguous()
                 for a, c in zip(self.by_head(arrays), components)))
-        return Packed(sides[0], sides[1], kv_len)
+        k, v = self.with_tails(*sides, sequence)
+        if self.format.residual:
+            k, v = ((*side[:-1], side[-1][:, :kv_len - settled].clone()) if side else () for side in (k, v))
+        return Packed(k, v, kv_len - first)
+
+    def _write_tails(self, packed: Packed, sequence: int) -> None:
+        for tail, side in ((self.k_tail, packed.k), (self.v_tail, packed.v)):
+            if tail is not None:
+                tail[sequence, :, :side[-1].shape[1]] = side[-1]
 
     def _fits(self, packed: Packed) -> None:
         """Refuse arrays of another format or shape, which assignment would cast or spread over the heads unasked."""
-        ours = [(self.shape.num_kv_heads, c.rows(packed.kv_len), c.width, torch_dtype(c.dtype))
-                for side in self.format.components(self.shape) for c in side]
+        k_parts, v_parts = self.format.components(self.shape)
+        tail = self.format.tail(packed.kv_len, self.shape)
+        K, ours = self.shape.num_kv_heads, []
+        for parts, kept in ((k_parts, self.k_tail), (v_parts, self.v_tail)):
+            ours += [(K, c.rows(packed.kv_len - tail), c.width, torch_dtype(c.dtype)) for c in parts]
+            ours += [] if kept is None else [(K, tail, kept.shape[-1], kept.dtype)]
         given = [(*array.shape, array.dtype) for array in packed.k + packed.v]
         if given != ours:
             raise ValueError(f"arrays {given} do not fit this cache of {self.format.name}, whose arrays are {ours}; "
                              "encode with the cache's own format and shape")
 
-    def _check(self, block_table: list[int], tokens: int) -> None:
+    def _check(self, block_table: list[int], tokens: int, sequence: int) -> None:
         if len(block_table) * self.block_size < tokens:
             room = len(block_table) * self.block_size
             raise IndexError(f"block table of {len(block_table)} blocks of {self.block_size} holds {room} tokens, "
@@ -178,6 +217,9 @@ class KVCache:
         if wrong:
             raise IndexError(f"block id {wrong[0]} in the block table is out of range; this cache has blocks "
                              f"0 … {self.num_blocks - 1}")
+        if self.k_tail is not None and not 0 <= sequence < len(self.k_tail):
+            raise IndexError(f"sequence {sequence} is out of range; this cache keeps the newest tokens of sequences "
+                             f"0 … {len(self.k_tail) - 1}")
 
 
 def slot_mapping(block_table: list[int], block_size: int, first: int, count: int) -> list[int]:

@@ -1,4 +1,6 @@
 """The bytes of the cache: what is written through a block table comes back, to the bit, and nothing else is touched."""
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +16,21 @@ SHAPES = {"plain": PLAIN, "narrow V": AttentionShape(4, 2, 8, v_head_dim=5),
           "MLA": AttentionShape(4, 1, 12, v_head_dim=8, v_in_k=True)}
 LAYOUTS = [Layout(), Layout(order="token"), Layout(16), Layout(16, "random"), Layout(48, "random", "token"),
            Layout(16, "random", share_prefix=True)]
-PER_TOKEN = ["fp32", "fp16", "bf16", "int8/token"]
+PER_TOKEN = ["fp32", "fp16", "bf16", "int8/token", "int8/head", "fp8_e4m3", "fp8_e5m2/token", "int4/token",
+             "int4/token/g3", "int2/channel", "k16v8", "k4v2", "fp8_e4m3/tensor+fp32"]
+CALIBRATION = 4 * torch.randn(64, 2, 12, generator=torch.Generator().manual_seed(77))
+
+
+def ready(name, shape=PLAIN):
+    """The format, with static scales (if it has any) that no sequence of these tests exceeds by much."""
+    k_SKD = CALIBRATION[:, :shape.num_kv_heads, :shape.head_dim]
+    return kv_format(name).calibrate(k_SKD, None if shape.v_in_k else k_SKD[..., :shape.v_dim])
+
+
+def blocks_of(name, size):
+    """size, or the next multiple of the format's token group."""
+    group = kv_format(name).token_group(PLAIN)
+    return -(-size // group) * group
 
 
 def sequence(shape, kv_len, seed=0, dtype=torch.float32):
@@ -30,20 +46,27 @@ def same_bits(a: Packed, b: Packed):
 
 
 def everything(cache):
-    return [a.clone() for a in cache.k_arrays + cache.v_arrays]
+    return [a.clone() for a in cache.arrays]
 
 
 def unchanged(cache, before):
-    return all(torch.equal(a, b) for a, b in zip(cache.k_arrays + cache.v_arrays, before, strict=True))
+    return all(torch.equal(a, b) for a, b in zip(cache.arrays, before, strict=True))
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", format_names())
 def test_what_is_written_comes_back_to_the_bit(name, layout, shape):
-    fmt, kv_lens = kv_format(name), (100, 33, 48, 64)
-    tables, num_blocks = block_tables(Workload(shape, (1,) * 4, kv_lens, shared_prefix=32), layout, seed=1)
-    cache = KVCache(shape, fmt, num_blocks, layout.block_size or 112, order=layout.order)
+    fmt, kv_lens = ready(name, shape), (100, 33, 48, 64)
+    if layout.block_size:
+        layout = replace(layout, block_size=blocks_of(name, layout.block_size))
+    workload = Workload(shape, (1,) * 4, kv_lens, shared_prefix=32)
+    if fmt.residual and layout.share_prefix:
+        assert "shares no prefix of such a cache" in layout.why_not(workload, fmt)
+        return
+    assert layout.why_not(workload, fmt) is None
+    tables, num_blocks = block_tables(workload, layout, seed=1)
+    cache = KVCache(shape, fmt, num_blocks, layout.block_size or blocks_of(name, 112), order=layout.order, sequences=4)
     prefix, written = sequence(shape, 32, seed=9), []
     for b, (table, kv_len) in enumerate(zip(tables, kv_lens, strict=True)):
         k_SKD, v_SKD = sequence(shape, kv_len, seed=b)
@@ -51,27 +74,31 @@ def test_what_is_written_comes_back_to_the_bit(name, layout, shape):
         if v_SKD is not None:
             v_SKD[:32] = prefix[1]
         written.append(fmt.encode(k_SKD, v_SKD))
-        cache.write(written[-1], table)
-    for table, packed in zip(tables, written, strict=True):
-        assert same_bits(cache.gather(table, packed.kv_len), packed)
-        shorter = cache.gather(table, 20)
-        assert all(torch.equal(x, y[:, :x.shape[1]]) for x, y in zip(shorter.k, packed.k, strict=True))
+        cache.write(written[-1], table, b)
+    for b, (table, packed) in enumerate(zip(tables, written, strict=True)):
+        assert same_bits(cache.gather(table, packed.kv_len, b), packed)
+        if not fmt.residual:
+            shorter = cache.gather(table, 20)
+            assert all(torch.equal(x, y[:, :x.shape[1]]) for x, y in zip(shorter.k, packed.k, strict=True))
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from([*format_names(), "int8/block4"]), st.sampled_from(["head", "token"]), st.integers(1, 60),
+@given(st.sampled_from([*format_names(), "int8/block4", "kivi4/g4/r7"]), st.sampled_from(["head", "token"]),
+       st.integers(1, 60),
        st.sampled_from([16, 32]), st.randoms(use_true_random=False))
 def test_any_block_table_is_followed(name, order, kv_len, block_size, random):
-    fmt, num_blocks = kv_format(name), 9
+    fmt, num_blocks, block_size = ready(name), 9, blocks_of(name, block_size)
     table = random.sample(range(num_blocks), -(-kv_len // block_size))
-    cache = KVCache(PLAIN, fmt, num_blocks, block_size, order=order)
+    cache = KVCache(PLAIN, fmt, num_blocks, block_size, order=order, sequences=2)
     packed = fmt.encode(*sequence(PLAIN, kv_len))
-    cache.write(packed, table)
-    assert same_bits(cache.gather(table, kv_len), packed)
-    others = [i for i in range(num_blocks) if i not in table]
+    cache.write(packed, table, 1)
+    assert same_bits(cache.gather(table, kv_len, 1), packed)
+    encoded = kv_len - fmt.tail(kv_len, PLAIN)
+    others = [i for i in range(num_blocks) if i not in table[:-(-encoded // block_size)]]
     assert all((a[others] == STALE).all() for a in cache.k_arrays + cache.v_arrays), "a block of somebody else changed"
     values, array = packed.k[0], cache.by_head(cache.k_arrays)[0]
-    for token, slot in enumerate(slot_mapping(table, block_size, 0, kv_len)):
+    assert not fmt.residual or (cache.k_tail[0] == STALE).all() and (cache.v_tail[0] == STALE).all()
+    for token, slot in enumerate(slot_mapping(table, block_size, 0, encoded)):
         assert torch.equal(array[slot // block_size, :, slot % block_size], values[:, token])
 
 
@@ -90,7 +117,7 @@ def test_where_a_token_lies_in_either_order():
 @pytest.mark.parametrize("order", ["head", "token"])
 @pytest.mark.parametrize("name", PER_TOKEN)
 def test_appending_token_by_token_equals_writing_at_once(name, order, shape):
-    fmt, table = kv_format(name), [4, 1, 3]
+    fmt, table = ready(name, shape), [4, 1, 3]
     k_SKD, v_SKD = sequence(shape, 40)
     cache = KVCache(shape, fmt, 5, 16, order=order)
     for t in range(40):
@@ -101,8 +128,9 @@ def test_appending_token_by_token_equals_writing_at_once(name, order, shape):
 
 @pytest.mark.parametrize("order", ["head", "token"])
 @pytest.mark.parametrize("chunks", [(16, 32, 16), (48, 16), (16,) * 3 + (7,), (32, 25)], ids=str)
-def test_appending_whole_groups_equals_writing_at_once(chunks, order):
-    fmt, kv_len, table, at = kv_format("int8/block16"), sum(chunks), [2, 0], 0
+@pytest.mark.parametrize("name", ["int8/block16", "fp8_e4m3/block8", "int4/channel/g16", "int2/block4", "kivi4/g16"])
+def test_appending_whole_groups_equals_writing_at_once(name, chunks, order):
+    fmt, kv_len, table, at = kv_format(name), sum(chunks), [2, 0], 0
     k_SKD, v_SKD = sequence(PLAIN, kv_len)
     cache = KVCache(PLAIN, fmt, 3, 32, order=order)
     for size in chunks:
@@ -130,6 +158,30 @@ def test_appending_into_a_group_errs_by_half_a_step_for_every_time_the_scale_gre
                 assert 0 < error <= grew * (peaks[-1] / 127) / 2 * (1 + 1e-4)
 
 
+@pytest.mark.parametrize("name", ["int4/block16", "int2/block16", "int4/channel/g16", "fp8_e4m3/block16",
+                                  "fp8_e5m2/channel/g16"])
+@pytest.mark.parametrize("chunk", [1, 3, 5])
+def test_appending_into_a_group_of_any_kind_errs_by_half_a_step_for_every_time_its_range_grew(name, chunk):
+    fmt, table, kv_len = kv_format(name), [1, 2], 30
+    originals = sequence(PLAIN, kv_len)
+    cache = KVCache(PLAIN, fmt, 3, 16)
+    for at in range(0, kv_len, chunk):
+        cache.append(*(x[at:at + chunk] for x in originals), table, at)
+    # the widest step between codes: of e4m3 from 256 to 448, of e5m2 from 32768 to 57344
+    steps = {"int4": 1 / 15, "int2": 1 / 3, "fp8_e4m3": 32 / 448, "fp8_e5m2": 8192 / 57344}[name.partition("/")[0]]
+    for x, back in zip(originals, fmt.decode(cache.gather(table, kv_len), PLAIN, torch.float32), strict=True):
+        x, back = (y.flatten(2) if "channel" in name else y.unsqueeze(2) for y in (x, back))     # [S, K, tiles(, D)]
+        x, back = (y.unsqueeze(-1) if "channel" in name else y for y in (x, back))
+        for group in (slice(0, 16), slice(16, 30)):
+            high, low = x[group].amax(-1).cummax(0).values, x[group].amin(-1).cummin(0).values
+            grew = 1 + ((high[1:] > high[:-1]) | (low[1:] < low[:-1])).sum(0)
+            peak = torch.maximum(high[-1].abs(), low[-1].abs())
+            span = peak if name.startswith("fp8") else high[-1] - low[-1]
+            bound = grew * (span * steps / 2 * (1 + 1e-3) + 2.0**-10 * peak)      # scales and zero points are fp16
+            error = (back[group] - x[group]).abs().amax((0, -1))
+            assert (error <= bound).all() and (error > 0).any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_new_token_of_a_narrower_dtype_does_not_round_the_old_ones(dtype):
     fmt = kv_format("int8/block16")
@@ -155,6 +207,21 @@ def test_codes_do_not_drift_while_the_scale_stays(dtype):
     appended, at_once = cache.gather([1], 16), fmt.encode(k_SKD, v_SKD)
     for got, wanted in ((appended.k, at_once.k), (appended.v, at_once.v)):
         assert torch.equal(got[0], wanted[0]) and torch.allclose(got[1], wanted[1], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["int4/block16", "int2/block16", "int4/channel/g16", "fp8_e4m3/block16"])
+def test_no_codes_of_any_kind_drift_while_the_range_stays(name):
+    fmt = kv_format(name)
+    k_SKD, v_SKD = sequence(PLAIN, 16)
+    k_SKD[0] = v_SKD[0] = 6.0
+    k_SKD[1] = v_SKD[1] = -6.0
+    cache = KVCache(PLAIN, fmt, 2, 16)
+    for t in range(16):
+        cache.append(k_SKD[t:t + 1], v_SKD[t:t + 1], [1], t)
+    appended, at_once = cache.gather([1], 16), fmt.encode(k_SKD, v_SKD)
+    for got, wanted in ((appended.k, at_once.k), (appended.v, at_once.v)):
+        assert torch.equal(got[0], wanted[0])
+        assert all(torch.allclose(a, b, rtol=1e-6, atol=0) for a, b in zip(got[1:], wanted[1:], strict=True))
 
 
 def test_appending_behind_a_written_sequence_leaves_it_alone():
@@ -213,11 +280,12 @@ def test_a_wrong_block_table_is_refused_in_words_and_nothing_is_written(name, ca
     assert sentence in str(caught.value) and unchanged(cache, before)
 
 
-@pytest.mark.parametrize("name", format_names())
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8/token", "int8/block16", "int8/head", "fp8_e4m3", "k8v4",
+                                  "kivi4/g16/r24"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("side", ["K", "V"])
 def test_nan_and_infinity_are_refused_in_one_sentence_and_nothing_is_written(name, value, side):
-    fmt, cache = kv_format(name), KVCache(PLAIN, kv_format(name), 2, 16)
+    fmt, cache = ready(name), KVCache(PLAIN, ready(name), 2, 16)
     k_SKD, v_SKD = sequence(PLAIN, 10)
     (k_SKD if side == "K" else v_SKD)[6:8, 1, 3] = value
     before = everything(cache)
@@ -260,9 +328,14 @@ def test_blocks_that_cut_a_group_are_refused(block_size):
 @pytest.mark.parametrize("order", ["head", "token"])
 @pytest.mark.parametrize("name", format_names())
 def test_nbytes_is_what_the_arrays_take(name, order, shape):
-    cache = KVCache(shape, kv_format(name), 5, 32, order=order)
-    assert cache.nbytes == 5 * kv_format(name).nbytes(32, shape)
-    assert cache.nbytes == sum(a.untyped_storage().nbytes() for a in cache.k_arrays + cache.v_arrays)
+    fmt, size = kv_format(name), blocks_of(name, 32)
+    cache = KVCache(shape, fmt, 5, size, order=order, sequences=3)
+    if not fmt.residual:
+        assert cache.nbytes == 5 * fmt.nbytes(size, shape)
+    tail = fmt.longest_tail(shape) * shape.num_kv_heads * 2 * (shape.head_dim + (0 if shape.v_in_k else shape.v_dim))
+    blocks = sum(a.untyped_storage().nbytes() for a in cache.k_arrays + cache.v_arrays)
+    assert cache.nbytes == fmt.allocated(5, size, 3, shape) == blocks + 3 * tail
+    assert cache.nbytes == sum(a.untyped_storage().nbytes() for a in cache.arrays)
 
 
 # ------------------------------------------------------------------------------------------------- tables and slots

@@ -49,8 +49,8 @@ def test_an_output_inside_the_tolerance_passes_and_one_outside_does_not(dtype, p
 
 
 @pytest.mark.parametrize("dtype, kv_format, kv_len, floor", [
-    ("fp32", "fp32", 64, False), ("bf16", "bf16", 8, True), ("bf16", "int8/token", 64, True),
-    ("fp32", "bf16", 64, False)])
+    ("fp32", "fp32", 64, True), ("bf16", "bf16", 8, True), ("bf16", "int8/token", 64, True),
+    ("fp32", "bf16", 64, True), ("fp32", "fp32", 8192, False)])
 def test_the_exact_side_decodes_to_fp32_and_the_plain_side_to_the_dtype_of_the_trial(dtype, kv_format, kv_len, floor):
     workload = Workload.decode(AttentionShape(2, 2, 128), kv_len=kv_len)           # one query head to each KV head
     one = trial(honest(), workload, kv_format=kv_format, dtype=dtype, data="outlier", layout=Layout())
@@ -66,8 +66,8 @@ def test_the_exact_side_decodes_to_fp32_and_the_plain_side_to_the_dtype_of_the_t
     assert torch.equal(exact, rounded) == (kv_format != "int8/token")
     plain = reference(workload, inputs.q_BTQD, *stored(one.torch_dtype), dtype=one.torch_dtype).double()
     worst = max(float((p - e).norm() / e.norm()) for p, e in zip(plain[0], exact[0]))
-    eps = torch.finfo(one.torch_dtype).eps
-    assert tolerance == pytest.approx(max(4 * worst, 8 * eps)) and (4 * worst < 8 * eps) == floor
+    least = (32 if dtype == "fp32" else 8) * torch.finfo(one.torch_dtype).eps
+    assert tolerance == pytest.approx(max(4 * worst, least)) and (4 * worst < least) == floor
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -262,7 +262,7 @@ def test_kv_can_be_overwritten_behind_any_block_table():
 def test_the_note_names_the_operators_that_torch_ran():
     rows = measure(compare("sdpa", "naive"), [KernelError()])
     assert "attention" in rows[0]["note"] and rows[1]["note"].endswith("operators: bmm")
-    assert dispatched(lambda: 1) == (1, "none of torch's")
+    assert dispatched(lambda: 1) == (1, "none that torch dispatched (compiled, or a library's)")
 
 
 def test_an_honest_variant_is_honest_for_v_in_k():

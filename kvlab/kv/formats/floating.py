@@ -14,6 +14,10 @@ class Floating:
     """K or V as plain floats; values outside the range of fp16 become infinite, as the hardware would make them."""
     name: str
 
+    @property
+    def about(self) -> str:
+        return f"{self.name}, no scale"
+
     def components(self, head_dim):
         dtype, itemsize = _DTYPES[self.name]
         return (Component("values", 1, head_dim, itemsize, dtype),)
