@@ -1,8 +1,11 @@
 """What the variants on torch's scaled_dot_product_attention share."""
 from __future__ import annotations
 
+import warnings
+from functools import cache
+
 from kvlab.attention._oracle import contiguous_only
-from kvlab.kernels.folded_sdpa import visible_rule
+from kvlab.kernels.folded_sdpa import folded_sdpa, visible_mask, visible_rule
 
 NO_SOFTCAP = "torch's scaled_dot_product_attention has no soft-capping; use naive or flash"
 
@@ -21,8 +24,7 @@ def per_sequence(trial, inputs, attend):
              for b, (q_len, kv_len) in enumerate(zip(w.q_lens, w.kv_lens))]
 
     def together():
-        cache = inputs.cache
-        k, v = inputs.decode(cache.by_head(cache.k_arrays), cache.by_head(cache.v_arrays), S, first)
+        k, v = inputs.decode(*inputs.all_stored(), S, first)
         q_BTQD = inputs.q_TQD.view(w.batch_size, T, *inputs.q_TQD.shape[1:])
         return attend(q_BTQD, k, v, rules[0]).flatten(0, 1)
 
@@ -33,3 +35,47 @@ def per_sequence(trial, inputs, attend):
             out.append(attend(q_TQD[None], k[None], v[None], rules[b])[0])
         return torch.cat(out)
     return together if w.uniform else one_by_one
+
+
+def on_backend(backend: str, call):
+    """The call with torch held to one back end (a name of SDPBackend): it may not choose another without a word.
+
+    Entering and leaving takes some 10 µs of each call.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    backends = [getattr(SDPBackend, backend)]
+
+    def held():
+        with sdpa_kernel(backends):
+            return call()
+    return held
+
+
+def backend_why_not(trial, backend: str) -> str | None:
+    """Why torch cannot run this trial on that back end, in torch's words: small calls of the same kinds are tried."""
+    w, s = trial.workload, trial.workload.shape
+    kinds = {"causal" if q_len == kv_len > 1 and (s.window or kv_len) >= kv_len else "all" if q_len == 1 else "mask"
+             for q_len, kv_len in zip(w.q_lens, w.kv_lens)}
+    tried = (_tried(backend, kind, trial.device, trial.torch_dtype, s.num_q_heads, s.num_kv_heads, s.head_dim, s.v_dim)
+             for kind in sorted(kinds))
+    return next((why for why in tried if why), None)
+
+
+@cache
+def _tried(backend: str, kind: str, device: str, dtype, q_heads: int, kv_heads: int, head_dim: int,
+           v_dim: int) -> str | None:
+    import torch
+    T, S = {"causal": (16, 16), "all": (1, 64), "mask": (16, 64)}[kind]
+    q, k, v = (torch.zeros(size, dtype=dtype, device=device) for size in (
+        (1, T, q_heads, head_dim), (1, kv_heads, S, head_dim), (1, kv_heads, S, v_dim)))
+    rule = {"causal": dict(is_causal=True), "all": {}, "mask": dict(attn_mask=visible_mask(T, S, None, device))}[kind]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            on_backend(backend, lambda: folded_sdpa(q, k, v, rule))()
+        except RuntimeError as error:
+            reasons = [str(w.message).partition(" (Triggered")[0].strip() for w in said]
+            reasons = [r for r in reasons if r and "not used because" not in r and "runtime disabled" not in r]
+            why = "; ".join(reasons) or str(error).partition(". ")[0]
+            return f"torch cannot run its {backend.lower().replace('_', ' ')} back end on {device}: {why}"
+    return None

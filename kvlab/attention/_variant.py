@@ -33,7 +33,8 @@ class Cost(NamedTuple):
 class Variant(Protocol):
     """How attention is computed. A frozen dataclass in its own file; knobs are its fields."""
     name: str
-    # optional: default_layout, a Layout; format_path(trial) -> "native" | "decoded" for what a kernel decodes itself
+    # optional: default_layout, a Layout; format_path(trial) -> "native" | "decoded" for what a kernel decodes itself;
+    # compiles = True where each new kind of shape costs seconds, so that tests over many shapes leave it out
 
     def why_not(self, trial: Trial) -> str | None:
         """One sentence on why this cannot run, or None."""

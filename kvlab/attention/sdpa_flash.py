@@ -1,0 +1,20 @@
+"""torch's own FlashAttention kernel (on a CPU its blocked one), and no other."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvlab.attention._sdpa import backend_why_not, on_backend
+from kvlab.attention.sdpa import Sdpa
+
+
+@dataclass(frozen=True)
+class SdpaFlash(Sdpa):
+    """sdpa held to the flash back end: what that cannot take is refused, where sdpa falls back without a word."""
+    name: ClassVar[str] = "sdpa_flash"
+
+    def why_not(self, trial):
+        return super().why_not(trial) or backend_why_not(trial, "FLASH_ATTENTION")
+
+    def prepare(self, trial, inputs):
+        return on_backend("FLASH_ATTENTION", super().prepare(trial, inputs))

@@ -1,0 +1,30 @@
+"""torch's unfused attention: what scaled_dot_product_attention falls back to where no fused kernel can run."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvlab.attention._oracle import least_cost, score_matrix_bytes
+from kvlab.attention._sdpa import backend_why_not, on_backend
+from kvlab.attention._variant import Cost
+from kvlab.attention.naive import Naive
+from kvlab.attention.sdpa import Sdpa
+
+
+@dataclass(frozen=True)
+class SdpaMath(Sdpa):
+    """sdpa held to the math back end: the score matrix is written to memory, as naive writes it."""
+    name: ClassVar[str] = "sdpa_math"
+
+    def why_not(self, trial):
+        return super().why_not(trial) or Naive().too_large(trial) or backend_why_not(trial, "MATH")
+
+    def prepare(self, trial, inputs):
+        return on_backend("MATH", super().prepare(trial, inputs))
+
+    def cost(self, trial, cache_bytes=0) -> Cost:
+        # scores are written, read and written by the softmax, read by the sum; torch scales q and K, not the scores
+        scores, s = score_matrix_bytes(trial), trial.workload.shape
+        moved = 2 * scores if scores > cache_bytes else 0
+        flops = 2 * (s.head_dim + s.v_dim) * scores // trial.itemsize                  # the masked half is computed too
+        return least_cost(trial, cache_bytes)._replace(executed_flops=flops).plus(moved, moved)
