@@ -24,6 +24,7 @@ class Probe(Protocol):
 
     metrics: metric -> unit, for the whole project one unit per name. needs: probes whose readings it uses.
     rotates: whether it calls on rotating input copies (else copy 0 alone is built).
+    Optional: on_request = True for a costly one, which runs only where it is named (Watch.also).
     """
     name: ClassVar[str]
     metrics: ClassVar[Mapping[str, str]]
@@ -50,10 +51,12 @@ class Watch:
     case_id "" means that kvlab's own code runs.
     failures: case_id -> (status, error) of trials that must not be run (again): they brought an earlier process down.
     fatal: called where the process can measure no more (a CUDA error that sticks): the worker ends, and is blamed.
+    also: names of probes to run beside the chosen ones, those on request among them.
     """
     at: Callable[[str, str], None] = lambda case_id, stage: None
     fatal: Callable[[], None] = lambda: None
     failures: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
 
 
 @dataclass
@@ -65,6 +68,7 @@ class Bench:
     artifacts: Path | None = None
     readings: list[Found] = field(default_factory=list)
     failures: dict[Trial, tuple[str, str]] = field(default_factory=dict)        # trial -> (status, error)
+    first_call_s: dict[Trial, float] = field(default_factory=dict)              # filled by kernel_error
     watch: Watch = Watch()
     stage: str = ""
 
@@ -166,20 +170,30 @@ def in_order(chosen: Sequence[Probe]) -> list[Probe]:
     return done
 
 
+def with_also(chosen: Sequence[Probe] | None, also: Sequence[str]) -> list[Probe]:
+    """The chosen probes (None: all that are not on request) and those of these names."""
+    if chosen is None:
+        chosen = [probes[name]() for name in probes if not getattr(probes[name], "on_request", False)]
+    names = {p.name for p in chosen}
+    return [*chosen, *(probes[name]() for name in dict.fromkeys(also) if name not in names)]
+
+
 def measure(comparison: Comparison, chosen: Sequence[Probe] | None = None, *, artifacts: Path | None = None,
             watch: Watch | None = None) -> list[dict]:
     """Every probe's readings on one comparison, as rows: context columns and the reading's own.
 
+    chosen: None is every probe that does not run on request only; those that `watch.also` names come in addition.
     What cannot run leaves a row that says why: `skipped` (why_not), `missing` (a probe's hardware), `failed`, `oom`.
     A trial that fails kernel_error gets `failed` rows from every later probe. Nothing is dropped silently.
     """
     import torch
-    chosen = in_order([probes[name]() for name in probes] if chosen is None else chosen)
+    watch = watch or Watch()
+    chosen = in_order(with_also(chosen, watch.also))
     threads = torch.get_num_threads()
     torch.set_num_threads(comparison.trials[0].threads)
     try:
         with torch.no_grad(), torch.cuda.device(comparison.device) if _on_gpu(comparison.device) else nullcontext():
-            bench = _open(comparison, chosen, artifacts, watch or Watch())
+            bench = _open(comparison, chosen, artifacts, watch)
             for probe in chosen:
                 bench.stage = probe.name
                 _run(probe, bench)

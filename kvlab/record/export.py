@@ -3,19 +3,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from kvlab.record.reading import SCHEMA_VERSION, schema
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow
 
+_LINES = 2**16                                       # of a table that are turned into text at once
 _FULL = ("there is no space left", "free some space, or choose another folder")
 _LOCKED = ("it is not writable", "choose a folder you may write to")
 _FILE = ("a file stands where a folder is needed", "move it away, or choose another folder")
@@ -62,13 +65,24 @@ def uninterrupted() -> Iterator[None]:
             before(*waiting[0])
 
 
-def atomic_write(path: Path, data: bytes) -> None:
-    """Write the file whole: a reader, or a kill at any moment, sees the old content or the new."""
+def made_folder(folder: Path) -> Path:
+    """The folder, made if it is not there; StoreError says why it cannot be (its own parent must exist)."""
+    with explained(folder):
+        folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which takes the place of `path` when the block ends well.
+
+    A reader, or a kill at any moment, sees the old content or the new.
+    """
     temporary = path.with_name(path.name + ".tmp")
     with explained(path.parent):
         try:
             with open(temporary, "wb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -78,21 +92,141 @@ def atomic_write(path: Path, data: bytes) -> None:
             raise
 
 
-def write_csv(table: pd.DataFrame, path: Path | str) -> None:
-    """Any table as UTF-8 CSV without an index; absent text and numbers are empty fields, carriage returns in text
-    become line feeds."""
-    text = table.replace("\r\n?", "\n", regex=True).to_csv(index=False, lineterminator="\n")
-    atomic_write(Path(path), text.encode())
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write the file whole: a reader, or a kill at any moment, sees the old content or the new."""
+    with atomic_file(path) as file:
+        file.write(data)
+
+
+def write_csv(table: pd.DataFrame | Iterable[pd.DataFrame], path: Path | str) -> None:
+    """Any table, or its parts one after another, as UTF-8 CSV without an index.
+
+    Absent text and numbers are empty fields, carriage returns in text become line feeds.
+    """
+    import pandas as pd
+    import pyarrow
+    head = True
+    with atomic_file(Path(path)) as file:
+        for part in [table] if isinstance(table, pd.DataFrame) else table:
+            if head:
+                names = _quoted(pyarrow.array(map(str, part.columns), pyarrow.large_string()))
+                file.write((",".join(names.to_pylist()) + "\n").encode())
+            head = False
+            for start in range(0, len(part), _LINES):
+                file.write(_csv_lines(part.iloc[start:start + _LINES]))
+
+
+def _csv_lines(part: pd.DataFrame) -> memoryview:
+    """The lines of a table, joined column by column in Arrow: pandas takes ten times as long, row by row."""
+    import pyarrow
+    arrow = pyarrow.Table.from_pandas(part, preserve_index=False).combine_chunks()
+    *cells, last = [_csv_cells(column.combine_chunks()) for column in arrow.columns]
+    lines = _joined(*cells, _joined(last, "\n"), between=",")
+    _, offsets, text = lines.buffers()                              # the text of all lines lies in one piece
+    start, end = (memoryview(offsets).cast("q")[lines.offset + at] for at in (0, len(lines)))
+    return memoryview(text)[start:end]
+
+
+def _joined(*cells: pyarrow.Array | str, between: str = "") -> pyarrow.Array:
+    import pyarrow
+    import pyarrow.compute as pc
+    typed = [pyarrow.scalar(c, pyarrow.large_string()) if isinstance(c, str) else c for c in (*cells, between)]
+    return pc.binary_join_element_wise(*typed, null_handling="replace", null_replacement="")
+
+
+def _csv_cells(column: pyarrow.Array) -> pyarrow.Array:
+    import pyarrow
+    import pyarrow.compute as pc
+    if pyarrow.types.is_floating(column.type):                      # 1.0 stays a float for whoever reads it
+        text = pc.cast(column, pyarrow.large_string())
+        return pc.if_else(_holds(text, ".", "e", "n"), text, _joined(text, ".0"))
+    if pyarrow.types.is_integer(column.type):
+        return pc.cast(column, pyarrow.large_string())
+    distinct = column if pyarrow.types.is_dictionary(column.type) else column.dictionary_encode()
+    return _quoted(pc.cast(distinct.dictionary, pyarrow.large_string())).take(distinct.indices)
+
+
+def _quoted(text: pyarrow.Array) -> pyarrow.Array:
+    """CSV fields of text: in quotes where they hold a comma, a quote or the end of a line."""
+    import pyarrow.compute as pc
+    text = pc.replace_substring_regex(text, "\r\n?", "\n")
+    return pc.if_else(_holds(text, ",", '"', "\n"), _joined('"', pc.replace_substring(text, '"', '""'), '"'), text)
+
+
+def _holds(text: pyarrow.Array, *parts: str) -> pyarrow.Array:
+    import pyarrow.compute as pc
+    return functools.reduce(pc.or_, (pc.match_substring(text, part) for part in parts))
 
 
 def write_parquet(table: pd.DataFrame, path: Path | str) -> None:
     """A result table as Parquet, checked against `schema()`; metric units and schema version in the file metadata."""
+    _write_parts(lambda: [table], path)
+
+
+def _write_parts(parts: Callable[[], Iterable[pd.DataFrame]], path: Path | str) -> None:
+    """Gone through twice: the units of all metrics stand in the schema, which is written first."""
     import pyarrow
     import pyarrow.parquet
-    arrow = pyarrow.Table.from_pandas(schema().validate(table), preserve_index=False)
-    units = dict(zip(table["metric"], table["unit"], strict=True))
-    arrow = arrow.replace_schema_metadata({**arrow.schema.metadata, "kvlab.units": json.dumps(units),
-                                           "kvlab.schema_version": str(SCHEMA_VERSION)})
-    sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(arrow, sink)
-    atomic_write(Path(path), sink.getvalue().to_pybytes())
+    units, rules, writer = _units(parts()), schema(), None
+    with atomic_file(Path(path)) as file:
+        for part in parts():
+            arrow = pyarrow.Table.from_pandas(rules.validate(part), preserve_index=False)
+            arrow = arrow.replace_schema_metadata({**arrow.schema.metadata, "kvlab.units": json.dumps(units),
+                                                   "kvlab.schema_version": str(SCHEMA_VERSION)})
+            writer = writer or pyarrow.parquet.ParquetWriter(file, arrow.schema)
+            writer.write_table(arrow)
+        writer.close()
+
+
+def _units(parts: Iterable[pd.DataFrame]) -> dict[str, str]:
+    units: dict[str, str] = {}
+    for part in parts:
+        for metric, unit in part[["metric", "unit"]].drop_duplicates().itertuples(index=False):
+            if units.setdefault(metric, unit) != unit:
+                raise ValueError(f"{metric} has the units {units[metric]!r} and {unit!r}; each metric has one unit")
+    return units
+
+
+FORMATS = {"csv": ".csv", "parquet": ".parquet", "latex": ".tex", "chrome-trace": ".trace.json.gz"}
+
+
+def export(run: Path | str, format: str, out: Path | str | None = None, *, wide: bool = False) -> Path:
+    """Write a run for other programs and return the file: csv, parquet, latex or chrome-trace.
+
+    run: a run directory or a file of results. out: a file, or a folder that is there (default: the current one). wide:
+    one line per case instead of one per reading, in csv and parquet; latex always is. chrome-trace: the traces of a run
+    made with --trace, one process per trial. Refused: an unknown format, a run without traces, the file of results
+    itself as `out` (ValueError), a folder that is not there (StoreError).
+    """
+    from kvlab.record.store import read_parts, read_table
+    from kvlab.registry import no_such
+    run = Path(run)
+    if format not in FORMATS:
+        raise no_such("export format", format, FORMATS)
+    if wide and format == "chrome-trace":
+        raise ValueError("--wide is about tables, and chrome-trace has none; use csv or parquet")
+    out = Path("." if out is None else out)
+    if out.is_dir():
+        out /= (run.resolve().name if run.is_dir() else run.stem) + FORMATS[format]
+    if out.exists() and any(out.samefile(kept) for kept in ([run] if run.is_file() else run.glob("*"))):
+        raise ValueError(f"{out} is what would be exported; give another --out")
+    if format == "chrome-trace":
+        from kvlab.record._merged import write_merged
+        write_merged(run, read_table(run), out)
+    elif format == "latex":
+        from kvlab.record._latex import latex
+        atomic_write(out, latex(read_table(run)).encode())
+    elif wide:
+        from kvlab.record.wide import wide as wide_view
+        frame = wide_view(read_table(run))
+        write_csv(frame, out) if format == "csv" else _write_plain_parquet(frame, out)
+    elif format == "csv":
+        write_csv(read_parts(run), out)
+    else:
+        _write_parts(lambda: read_parts(run), out)
+    return out
+
+
+def _write_plain_parquet(frame: pd.DataFrame, path: Path) -> None:
+    with atomic_file(path) as file:
+        frame.to_parquet(file, index=False)

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +160,13 @@ def read_table(path: Path | str) -> pd.DataFrame:
     Refused in one sentence: a path that does not exist (StoreError), another kind of file, another schema version,
     other columns (ValueError). Damage in a journal is a warning.
     """
+    import pandas as pd
+    parts = list(read_parts(path, lines=2**30))
+    return parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
+
+
+def read_parts(path: Path | str, lines: int = 2**16) -> Iterator[pd.DataFrame]:
+    """The result table in parts of so many lines, one at least: of Parquet no more than a part is held in memory."""
     path = Path(path)
     if not path.exists():
         raise StoreError(errno.ENOENT, f"there are no results at {path}; give a run directory, a .parquet or a .csv")
@@ -170,20 +177,28 @@ def read_table(path: Path | str) -> pd.DataFrame:
     readers = {".parquet": _from_parquet, ".csv": _from_csv, ".jsonl": _from_journal}
     if path.suffix not in readers:
         raise ValueError(f"{path} is no result table; give a run directory or one of: {', '.join(readers)}")
-    return readers[path.suffix](path)
+    if path.suffix == ".parquet":
+        yield from _from_parquet(path, lines)
+        return
+    whole = readers[path.suffix](path)
+    for start in range(0, max(1, len(whole)), lines):
+        yield whole.iloc[start:start + lines]
 
 
-def _from_parquet(path: Path) -> pd.DataFrame:
+def _from_parquet(path: Path, lines: int) -> Iterator[pd.DataFrame]:
     import pyarrow
     import pyarrow.parquet
     try:
-        arrow = pyarrow.parquet.read_table(path, partitioning=None)
+        with pyarrow.parquet.ParquetFile(path) as file:
+            version = (file.schema_arrow.metadata or {}).get(b"kvlab.schema_version", b"unknown").decode()
+            check_schema_version(int(version) if version.isdigit() else version, str(path))
+            if file.metadata.num_rows == 0:
+                yield _typed(file.schema_arrow.empty_table().to_pandas(), path)
+            for batch in file.iter_batches(lines):
+                yield _typed(pyarrow.Table.from_batches([batch]).to_pandas(), path)
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read as Parquet ({error}); in a run directory, delete it and the journal "
                          "is read instead") from None
-    version = (arrow.schema.metadata or {}).get(b"kvlab.schema_version", b"unknown").decode()
-    check_schema_version(int(version) if version.isdigit() else version, str(path))
-    return _typed(arrow.to_pandas(), path)
 
 
 def _from_csv(path: Path) -> pd.DataFrame:

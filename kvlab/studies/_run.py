@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -50,13 +50,17 @@ class Finding(NamedTuple):
 class Job:
     """A way to run a case: a study's own, or (without a study) the probes of that name, all of them by default.
 
-    Calling it runs the case in this process. Picklable, for any `each`.
+    also: probes beside them, those on request among them. Calling it runs the case in this process. Picklable, for any
+    `each`.
     """
     study: str | None = None
     artifacts: Path | None = None
     probes: tuple[str, ...] | None = None
+    also: tuple[str, ...] = ()
 
     def __call__(self, case: Case, watch: Watch | None = None) -> list[dict]:
+        if self.also:
+            watch = replace(watch or Watch(), also=self.also)
         if self.study is None:
             chosen = None if self.probes is None else [probes[name]() for name in self.probes]
             return measure(case, chosen, artifacts=self.artifacts, watch=watch)
@@ -68,13 +72,14 @@ Each = Callable[[Job, Iterable[Case]], Iterator[list[dict]]]
 
 def run(study: str, *, size: str | None = None, device: str | None = None, out: Path | str = "profiles",
         resume: Path | str | None = None, variants: Iterable | None = None, model: str | None = None,
-        each: Each | None = None, progress: bool = True, patience_s: float = 300.0,
+        also: Sequence[str] = (), each: Each | None = None, progress: bool = True, patience_s: float = 300.0,
         begun: Callable[[RunStore], None] = lambda store: None) -> RunStore:
     """Run a study and return its closed run.
 
     size: one of the study's SIZES (default small). device: cpu (default) or cuda. out: parent of <study>/<UTC>-<id>.
     resume: a run directory whose committed cases are kept and not repeated; what is left None is as it was there.
-    variants: names, "file.py:Class" references, classes or instances. each: maps a job over cases and yields the rows
+    variants: names, "file.py:Class" references, classes or instances. also: probes on request, such as torch_profile,
+    beside the study's own. each: maps a job over cases and yields the rows
     of one case after the other, in any order (default: one long-lived worker process). patience_s: seconds without a
     sign of life after which the worker is taken to hang. begun: told the run's store before anything is measured.
     Raises KeyError or ValueError for wrong names, StoreError for a folder that cannot be written.
@@ -87,6 +92,7 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
         was = begun_as.options
         size, device, model = size or was["size"], device or was["device"], model or was["model"]
         variants = variants or was["variants"] and [_from_json(v) for v in was["variants"]]
+        also = also or was.get("also", ())
     size, device = size or "small", device or "cpu"
     if size not in module.SIZES:
         raise ValueError(f"{study} has no size {size!r}; allowed: {', '.join(module.SIZES)}")
@@ -94,6 +100,8 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
     cases = list(module.cases(size, device=device, variants=refs, model=model))
     used = {t.variant for case in cases if isinstance(case, Comparison) for t in case.trials}
     options = dict(size=size, device=device, variants=refs and [_to_json(r) for r in refs], model=model)
+    if also:
+        options["also"] = [probes[name].name for name in also]           # raises for an unknown name
     sources = [_source(ref) for ref in sorted(used, key=lambda r: (r.ref, r.knobs))]
     store = (_resumed(study, Path(resume), options, sources) if resume
              else RunStore.create(Path(out), study, Manifest(
@@ -108,7 +116,7 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
             from kvlab.studies._worker import worker_each
             each = worker_each(patience_s)
     todo = [case for case in cases if case.comparison_id not in store.committed]
-    results = each(Job(study, store.artifacts), todo)
+    results = each(Job(study, store.artifacts, also=tuple(also)), todo)
     try:
         for rows in _with_progress(results, len(todo), study, progress):
             store.append(rows[0]["comparison_id"], [{**row, "model": row.get("model") or model or ""} for row in rows])

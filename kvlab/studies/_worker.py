@@ -66,7 +66,7 @@ class Worker:
             patience_s += START_S
         kind = type(case)
         self._send(dict(study=job.study, artifacts=None if job.artifacts is None else str(job.artifacts),
-                        probes=job.probes,
+                        probes=job.probes, also=job.also,
                         type=f"{kind.__module__}:{kind.__qualname__}", case=asdict(case), failures=failures))
         last = None
         while True:
@@ -98,7 +98,7 @@ class Worker:
                     raise
 
     def _start(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [
+        environment = {"KINETO_LOG_LEVEL": "99", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [
             str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))}
         self.process = subprocess.Popen([sys.executable, "-m", "kvlab.studies._worker"], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, env=environment, text=True, encoding="utf-8",
@@ -165,7 +165,7 @@ def serve() -> None:
             with open(Path(message["artifacts"]) / "worker.log", "ab") as log:
                 os.dup2(log.fileno(), 1)
         job = Job(message["study"], None if message["artifacts"] is None else Path(message["artifacts"]),
-                  None if message["probes"] is None else tuple(message["probes"]))
+                  None if message["probes"] is None else tuple(message["probes"]), tuple(message.get("also", ())))
         watch = Watch(at=lambda case_id, stage: say({"at": [case_id, stage]}),
                       fatal=lambda: os._exit(70), failures={k: tuple(v) for k, v in message["failures"].items()})
         case = case_from(message["type"], message["case"])

@@ -1,0 +1,217 @@
+"""The summary of a trace: operators by their own time, gaps in which none ran, bytes by their shapes, kernels."""
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from kvlab.record._operators import VIEWS, Moved, moved, operator_class
+from kvlab.record.trace import CALL, Event, Lane, Trace, no_collector
+
+Interval = tuple[float, float, str, str]                # start, end, what begins it, what ends it
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a trace says. Times are the profiler's (measured, its overhead included), bytes are modelled from shapes.
+
+    calls: ranges "kvlab:call …"; seconds: inside them, or of the whole trace where there are none (calls 0), the
+    processes of a trace added up.
+    operators, by their own time, on a GPU by that of the kernels they launched: name, class, calls, total_s, self_s,
+    share (of these seconds on every thread, so that all shares and the gaps make 1), kernel_s, bytes, bytes_of
+    ("inputs + outputs", "inputs", "" where an operator inside is counted). lanes, one a thread or stream: lane, kind,
+    busy_s, gap_s, gap_share, largest_gap_s, largest_gap. kernels: operator, kernel, count, total_s. not_counted:
+    operator -> why its bytes are not.
+    """
+    calls: int
+    seconds: float
+    call_seconds: tuple[float, ...]
+    operators: list[dict[str, Any]]
+    lanes: list[dict[str, Any]]
+    kernels: list[dict[str, Any]]
+    not_counted: dict[str, str]
+    problems: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Modelled bytes of all operators that are counted."""
+        return sum(operator["bytes"] for operator in self.operators)
+
+    @property
+    def kernel_s(self) -> float:
+        return sum(kernel["total_s"] for kernel in self.kernels)
+
+
+@no_collector()
+def summary(trace: Trace) -> Summary:
+    """Operators, gaps, modelled bytes and kernels of the calls in a trace."""
+    calls = [event for event in trace.ranges if event.name.startswith(CALL)]
+    windows = {process: _union((c.start, c.end, c.name, c.name) for c in of)
+               for process, of in _by(calls, lambda event: event.lane[0]).items()}
+    lanes = _by_lane(_inside(trace.operators, windows) if calls else trace.operators)
+    if not calls:
+        windows = {process: [(min(e.start for e in of), max(e.end for e in of), "", "")]
+                   for process, of in _by(trace.operators, lambda event: event.lane[0]).items()}
+    spent = {process: sum(end - start for start, end, _, _ in of) for process, of in windows.items()}
+    launches, nested, found = _by_lane(trace.launches), _Nested(), []
+    for lane, events in lanes.items():
+        own = launches.get(lane, [])
+        nested.walk(sorted([*events, *own], key=attrgetter("start")) if own else events, set(map(id, own)))
+        found.append(_lane(lane, "thread", nested.intervals, windows[lane[0]]))
+    kernels = _kernels(trace, nested.launched, within_calls=bool(calls))
+    for lane, events in _by_lane(kernel for kernel, _ in kernels).items():
+        busy = _union((e.start, e.end, e.name, e.name) for e in events)
+        found.append(_lane(lane, "stream", busy, [(busy[0][0], busy[-1][1], "", "")]))
+    problems = list(trace.problems)
+    if calls and trace.operators and not nested.totals:
+        problems.append(f"no operator ran inside the ranges {CALL!r}")
+    launched = _launched(kernels)
+    operators = _operators(nested.totals, sum(spent[lane[0]] for lane in lanes), launched)
+    return Summary(len(calls), sum(spent.values()), tuple(c.seconds for c in calls), operators, found, launched,
+                   nested.not_counted, tuple(problems))
+
+
+class _Nested:
+    """Operators gone through lane by lane, with a stack of those that still run: totals by name."""
+
+    def __init__(self):
+        self.totals: dict[str, list] = {}               # name -> [calls, total_s, self_s, bytes, counted, inputs only]
+        self.launched: dict[str, str] = {}              # correlation id -> operator
+        self.not_counted: dict[str, str] = {}
+        self.intervals: list[Interval] = []             # of the last lane: when some operator ran
+        self._stack: list[list] = []                    # [event, its end, own seconds, something inside has its bytes]
+        self._seen: dict[str, Moved | None] = {}
+
+    def walk(self, events: Iterable[Event], launches: set[int]) -> None:
+        """One lane's events, sorted by start. launches: ids of those that launch kernels and are no operators."""
+        stack, outermost = self._stack, []
+        for event in events:
+            start = event.start
+            while stack and stack[-1][1] <= start:
+                self._pop()
+            if launches and id(event) in launches:
+                if stack and "correlation" in event.args:
+                    self.launched[str(event.args["correlation"])] = stack[-1][0].name
+                continue
+            end = start + event.seconds
+            if stack:                                   # what sticks out of its parent is not the parent's
+                stack[-1][2] -= (end if end < stack[-1][1] else stack[-1][1]) - start
+            if len(stack) == 0 or end > stack[0][1]:
+                outermost.append((start, end, event.name, event.name))
+            stack.append([event, end, event.seconds, False])
+        while stack:
+            self._pop()
+        self.intervals = _union(outermost)
+
+    def _pop(self) -> None:
+        event, _, own, below = self._stack.pop()
+        name = event.name
+        sums = self.totals.setdefault(name, [0, 0.0, 0.0, 0, False, False])
+        sums[0] += 1
+        sums[2] += max(0.0, own)
+        if all(outer[0].name != name for outer in self._stack):
+            sums[1] += event.seconds                    # one inside another of its name is in that one's time
+        if not below and name not in VIEWS:             # those around hand the same tensors on: the innermost counts
+            below = self._bytes(event, sums)
+        if below and self._stack:
+            self._stack[-1][3] = True
+
+    def _bytes(self, event: Event, sums: list) -> bool:
+        shapes = [event.args.get(key) for key in ("Input Dims", "Input type", "Input Strides")]
+        key = f"{event.name} {shapes}"
+        if key not in self._seen:
+            self._seen[key] = moved(event.name, *shapes)
+        found = self._seen[key]
+        if found is None:
+            return False
+        if found.why_not:
+            self.not_counted[event.name] = found.why_not
+        else:
+            sums[3] += found.inputs + (found.output or 0)
+            sums[4], sums[5] = True, sums[5] or found.output is None
+        return True
+
+
+def _inside(events: list[Event], windows: dict[str, list[Interval]]) -> Iterable[Event]:
+    """The events that start inside one of their process's windows."""
+    starts = {process: [window[0] for window in of] for process, of in windows.items()}
+    for event in events:
+        process = event.lane[0]
+        at = bisect_right(starts.get(process, ()), event.start) - 1
+        if at >= 0 and event.start < windows[process][at][1]:
+            yield event
+
+
+def _by(events: Iterable[Event], key: Callable[[Event], Any]) -> dict[Any, list[Event]]:
+    groups: dict[Any, list[Event]] = {}
+    for event in events:
+        groups.setdefault(key(event), []).append(event)
+    return groups
+
+
+def _by_lane(events: Iterable[Event]) -> dict[Lane, list[Event]]:
+    return _by(events, attrgetter("lane"))
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    merged: list[Interval] = []
+    for start, end, first, last in sorted(intervals):
+        if not merged or start > merged[-1][1]:
+            merged.append((start, end, first, last))
+        elif end > merged[-1][1]:
+            merged[-1] = (merged[-1][0], end, merged[-1][2], last)
+    return merged
+
+
+def _lane(lane: Lane, kind: str, busy: list[Interval], windows: list[Interval]) -> dict[str, Any]:
+    """How long a lane was busy inside the windows, and its largest gap with what ran before and after it."""
+    used, largest, at = 0.0, (0.0, ""), 0
+    for start, end, _, _ in windows:
+        reached, before = start, "the start"
+        while at < len(busy) and busy[at][0] < end:
+            begin, until, first, last = busy[at]
+            largest = max(largest, (begin - reached, f"between {before} and {first}"))
+            used += max(0.0, min(until, end) - max(begin, reached))
+            reached, before, at = max(reached, min(until, end)), last, at + 1
+        largest = max(largest, (end - reached, f"between {before} and the end"))
+    whole = sum(end - start for start, end, _, _ in windows)
+    gap = max(0.0, whole - used)
+    return dict(lane="/".join(lane), kind=kind, busy_s=used, gap_s=gap, gap_share=gap / whole if whole else 0.0,
+                largest_gap_s=largest[0], largest_gap=largest[1])
+
+
+def _kernels(trace: Trace, launched: dict[str, str], within_calls: bool) -> list[tuple[Event, str]]:
+    """Kernels with the operator that launched them: by correlation id; in a trace without calls, by external id too."""
+    names = {} if within_calls else {str(e.args.get("External id")): e.name for e in trace.operators}
+    found = []
+    for kernel in trace.kernels:
+        operator = launched.get(str(kernel.args.get("correlation")))
+        if operator is None and not within_calls:
+            operator = names.get(str(kernel.args.get("External id")), "")
+        if operator is not None:                                 # else it was launched outside the calls
+            found.append((kernel, operator))
+    return found
+
+
+def _launched(kernels: list[tuple[Event, str]]) -> list[dict[str, Any]]:
+    sums: dict[tuple[str, str], list] = {}
+    for kernel, operator in kernels:
+        total = sums.setdefault((operator, kernel.name), [0, 0.0])
+        total[0] += 1
+        total[1] += kernel.seconds
+    found = [dict(operator=operator, kernel=name, count=count, total_s=total)
+             for (operator, name), (count, total) in sums.items()]
+    return sorted(found, key=lambda row: -row["total_s"])
+
+
+def _operators(totals: dict[str, list], seconds: float, kernels: list[dict]) -> list[dict[str, Any]]:
+    on_gpu: dict[str, float] = {}
+    for row in kernels:
+        on_gpu[row["operator"]] = on_gpu.get(row["operator"], 0.0) + row["total_s"]
+    found = [dict(name=name, **{"class": operator_class(name)}, calls=calls, total_s=total, self_s=own,
+                  share=own / seconds if seconds else 0.0, kernel_s=on_gpu.get(name, 0.0), bytes=size,
+                  bytes_of="" if not counted else "inputs" if inputs_only else "inputs + outputs")
+             for name, (calls, total, own, size, counted, inputs_only) in totals.items()]
+    return sorted(found, key=lambda row: (-row["kernel_s"], -row["self_s"]))

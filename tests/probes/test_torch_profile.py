@@ -1,0 +1,203 @@
+"""The operator profile: on request only, in a pass of its own, its trace free of this machine's names."""
+import gzip
+import json
+import os
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from made_variants import SMALL, compare, honest, made, of
+
+import kvlab
+from kvlab.attention import Comparison, trial
+from kvlab.probes import measure, probes, torch_profile
+from kvlab.probes._base import Watch, with_also
+from kvlab.probes.kernel_error import KernelError
+from kvlab.probes.timer import Timer
+from kvlab.probes.torch_profile import CLASSES, TorchProfile
+from kvlab.record.reading import Reading, table
+from kvlab.record.trace import read_trace, trace_of
+from kvlab.record.trace_summary import summary
+from kvlab.studies import _run
+from kvlab.studies._run import Job, in_process, run
+from kvlab.studies._worker import worker_each
+
+PROFILE = [KernelError(), TorchProfile()]
+
+
+def test_it_runs_on_request_only_and_beside_the_chosen_ones():
+    names = {p.name for p in with_also(None, ())}
+    assert "torch_profile" not in names and names == set(probes) - {"torch_profile"}
+    assert {p.name for p in with_also(None, ("torch_profile", "torch_profile"))} == set(probes)
+    assert [p.name for p in with_also([KernelError()], ("torch_profile", "kernel_error"))] == [
+        "kernel_error", "torch_profile"]
+    with pytest.raises(KeyError, match="Did you mean 'torch_profile'"):
+        with_also(None, ("torch_profil",))
+
+
+def test_readings_and_a_trace_that_the_reader_reads(tmp_path):
+    comparison = compare("naive", "sdpa")
+    rows = measure(comparison, [KernelError(), Timer(cap_s=0.02)], artifacts=tmp_path,
+                   watch=Watch(also=("torch_profile",)))
+    table(rows)
+    for one in comparison.trials:
+        own = {r["metric"]: r for r in rows if r["case_id"] == one.case_id and r["source"] == "torch_profile"}
+        assert set(own) == set(TorchProfile.metrics) and {r["status"] for r in own.values()} == {"ok"}
+        kinds = {"measured": set(own) - {"operator_bytes", "profiled_flops"},
+                 "modelled": {"operator_bytes", "profiled_flops"}}
+        assert {kind: {m for m, r in own.items() if r["kind"] == kind} for kind in kinds} == kinds
+        assert {r["artifact"] for r in own.values()} == {f"traces/{one.case_id}.json.gz"}
+        assert all(r["method"].startswith("profiler:") for r in own.values() if r["kind"] == "measured")
+        found = summary(read_trace(tmp_path / own["operator_bytes"]["artifact"]))
+        assert found.calls == 3 == own["operators_per_call"]["n"]
+        assert own["operators_per_call"]["value"] == sum(row["calls"] for row in found.operators) / 3
+        assert own["operator_bytes"]["value"] == found.bytes / 3
+        whole = sum(own[f"{kind}_time_share"]["value"] for kind in CLASSES) + own["operator_gap_share"]["value"]
+        assert 0 < whole <= 1 + 1e-9
+        assert own["profiler_overhead"]["low"] <= own["profiler_overhead"]["value"] <= own["profiler_overhead"]["high"]
+        assert own["profiled_flops"]["value"] == one.variant.load().cost(one).executed_flops > 0
+    assert of(rows, "attention_time_share", "sdpa")[0]["value"] > 0
+    assert of(rows, "attention_time_share", "naive")[0]["value"] == 0
+    assert of(rows, "matmul_time_share", "naive")[0]["value"] > 0
+
+
+def test_bytes_of_naive_are_the_tensors_it_reads_and_writes():
+    workload = kvlab.Workload.decode(kvlab.AttentionShape(4, 4, 16), kv_len=256)
+    rows = measure(compare("naive", workload=workload), PROFILE)
+    keys, scores, output = 4 * 256 * 16 * 4, 4 * 256 * 4, 4 * 16 * 4
+    least = 2 * keys + 2 * scores + 2 * output                       # K, V, the scores there and back, q and the output
+    assert least <= of(rows, "operator_bytes")[0]["value"] < 1.5 * least
+
+
+def test_flops_by_formula_agree_with_the_counter_where_it_counts():
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+    workload = kvlab.Workload.decode(kvlab.AttentionShape(4, 4, 16), kv_len=64)
+    one = trial("sdpa", workload)
+    (call,) = one.prepare(Comparison((one,)).inputs(1)[one.kv_format, one.layout])
+    with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
+        call()
+    (row,) = of(measure(Comparison((one,)), PROFILE), "profiled_flops")
+    assert row["value"] == counted.get_total_flops() == 2 * 4 * 64 * (16 + 16)
+
+
+def test_the_trace_names_its_trial_and_nothing_of_this_machine(tmp_path):
+    rows = measure(compare("naive"), PROFILE, artifacts=tmp_path)
+    text = gzip.decompress((tmp_path / rows[-1]["artifact"]).read_bytes()).decode()
+    data = json.loads(text)
+    assert data["kvlab"]["version"] == kvlab.__version__ and data["kvlab"]["variant"] == "naive"
+    assert json.loads(rows[0]["case"]) == json.loads(json.dumps(data["kvlab"]["trial"]))
+    assert not {"host_name", "traceName", "trace_id"} & set(data)
+    for name in (socket.gethostname(), os.path.expanduser("~"), str(tmp_path), str(Path.cwd())):
+        assert name == "/" or f'"{name}' not in text
+    assert [e["args"]["name"] for e in data["traceEvents"] if e["name"] == "process_name"][0] == "kvlab naive"
+    assert [p.name for p in (tmp_path / "traces").iterdir()] == [f"{rows[0]['case_id']}.json.gz"]
+
+
+def test_what_a_profiler_writes_of_paths_and_names_is_cut():
+    data = dict(host_name="secret", traceName="/home/secret/t.json", distributedInfo={"rank": 0}, schemaVersion=1,
+                traceEvents=[dict(ph="M", name="process_name", args={"name": "python secret.py"}),
+                             dict(ph="M", name="thread_name", args={"name": "thread 7 (secret)"}),
+                             dict(ph="X", name="triton", args={"kernel_file": "/home/secret/k.py", "shapes": [[1, 2]],
+                                                               "Concrete Inputs": ["", "C:\\Users\\secret\\x", "a/b"]}),
+                             dict(ph="i", name="end")])
+    cleaned = torch_profile._cleaned(data, trial("naive", SMALL))
+    assert "secret" not in json.dumps(cleaned) and set(cleaned) == {"schemaVersion", "traceEvents", "kvlab"}
+    assert cleaned["traceEvents"][2]["args"] == {"kernel_file": "k.py", "shapes": [[1, 2]],
+                                                 "Concrete Inputs": ["", "x", "a/b"]}
+
+
+def test_without_a_folder_there_are_readings_and_no_trace_and_without_a_timer_no_overhead():
+    rows = measure(compare("naive"), PROFILE)
+    assert {r["artifact"] for r in rows} == {""}
+    (row,) = of(rows, "profiler_overhead")
+    assert row["kind"] == "missing" and "add the probe timer" in row["note"]
+
+
+def test_a_variant_that_breaks_under_the_profiler_costs_its_own_rows():
+    def breaks(call, inputs):
+        if torch.autograd._profiler_enabled():
+            raise RuntimeError("not under a profiler")
+        return call()
+    rows = measure(compare(made("breaks", breaks), honest()), PROFILE)
+    assert {r["status"] for r in rows if r["variant"] == "breaks" and r["source"] == "torch_profile"} == {"failed"}
+    assert {r["status"] for r in rows if r["variant"] == "honest"} == {"ok"}
+
+
+def test_a_large_trace_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch_profile, "LARGE", 1000)
+    with pytest.warns(UserWarning, match="viewers become slow from 1,000; profile fewer calls"):
+        rows = measure(compare("naive"), PROFILE, artifacts=tmp_path)
+    assert "bytes of JSON: viewers become slow" in of(rows, "operators_per_call")[0]["note"]
+
+
+def x(name, ts, dur, cat="cpu_op", tid=1, pid=1, **args):
+    return dict(ph="X", name=name, ts=ts, dur=dur, cat=cat, pid=pid, tid=tid, args=args)
+
+
+def test_on_a_gpu_shares_are_of_the_time_of_kernels():
+    events = [x("kvlab:call naive", 0, 100, cat="user_annotation"), x("aten::bmm", 0, 60),
+              x("launch", 5, 1, cat="cuda_runtime", correlation=1), x("aten::_softmax", 60, 5),
+              x("launch", 61, 1, cat="cuda_runtime", correlation=2),
+              x("gemm", 20, 30, cat="kernel", pid=0, tid=7, correlation=1),
+              x("softmax_kernel", 60, 10, cat="kernel", pid=0, tid=7, correlation=2)]
+    readings = {r.metric: r for r in TorchProfile()._shares(summary(trace_of({"traceEvents": events})), "", "")}
+    assert readings["matmul_time_share"].value == pytest.approx(0.75)
+    assert readings["softmax_time_share"].value == pytest.approx(0.25)
+    assert readings["largest_operator_share"].note == "aten::bmm"
+    assert readings["operator_gap_share"].value == pytest.approx(0.2)
+    assert all("CUDA kernels" in r.method for m, r in readings.items() if m != "operators_per_call")
+
+
+def test_a_call_without_operators_of_torch_is_missing_with_the_reason():
+    found = summary(trace_of({"traceEvents": [x("kvlab:call naive", 0, 100, cat="user_annotation")]}))
+    comparison = compare("naive")
+    bench = kvlab.probes._base.Bench(comparison, list(comparison.trials), {})
+    bench.readings.append((comparison.trials[0], Reading("latency_s", 50e-6, "s", "measured")))
+    readings = {r.metric: r for _, r in TorchProfile()._readings(bench, comparison.trials[0], found, "", "")}
+    assert set(readings) == set(TorchProfile.metrics)
+    assert readings["largest_operator_share"].kind == "missing" and "no operator" in readings["operator_bytes"].note
+    assert readings["profiler_overhead"].value == pytest.approx(2)
+
+
+def test_in_a_worker_and_in_a_run(tmp_path, monkeypatch):
+    (rows,) = worker_each(200.0)(Job(artifacts=tmp_path, probes=("kernel_error",), also=("torch_profile",)),
+                                 [compare("naive")])
+    assert {r["metric"] for r in rows} == {"kernel_error", *TorchProfile.metrics}
+    assert (tmp_path / of(rows, "operator_bytes")[0]["artifact"]).exists()
+    with pytest.raises(KeyError, match="Did you mean 'torch_profile'"):
+        run("memory_wall", size="smoke", out=tmp_path, also=("torch_profil",))
+    assert not (tmp_path / "memory_wall").exists()
+
+
+def test_a_run_remembers_what_was_asked_for(tmp_path, monkeypatch):
+    asked = []
+
+    def rows(case, *, artifacts, watch):
+        asked.append(watch.also if watch else ())
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return measure(case, [KernelError()], artifacts=artifacts)
+
+    def cases(size, *, device, variants, model):
+        return [compare("naive"), compare("sdpa")]
+    monkeypatch.setattr(_run, "studies", {"stub": SimpleNamespace(SIZES=("small",), cases=cases, run=rows)})
+    begun = []
+    with pytest.raises(KeyboardInterrupt):
+        run("stub", out=tmp_path, also=("torch_profile",), each=in_process, progress=False, begun=begun.append)
+    run("stub", resume=begun[0].path, each=in_process, progress=False)
+    assert asked == [("torch_profile",)] * 3 and begun[0].manifest.options["also"] == ["torch_profile"]
+    run("stub", out=tmp_path, each=in_process, progress=False, begun=begun.append)
+    assert asked[3:] == [(), ()] and "also" not in begun[1].manifest.options
+    with pytest.raises(ValueError, match="resume with the same options"):
+        run("stub", resume=begun[1].path, also=("torch_profile",), each=in_process, progress=False)
+
+
+def test_kvlab_measure_takes_it_by_name(tmp_path):
+    found = kvlab.measure("naive", SMALL, probes=["kernel_error"], also=("torch_profile",), artifacts=tmp_path / "new")
+    assert set(found["metric"]) == {"kernel_error", *TorchProfile.metrics}
+    assert len(list((tmp_path / "new" / "traces").iterdir())) == 1
+    with pytest.raises(OSError, match="create it first"):
+        kvlab.measure("naive", SMALL, artifacts=tmp_path / "no" / "such")
