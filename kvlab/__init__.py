@@ -8,11 +8,13 @@ __version__ = "0.1.0"
 # Loaded when first used, so that `import kvlab` and `kvlab --help` need neither torch nor matplotlib.
 _LAZY = {
     "AttentionShape": "kvlab.shapes", "Workload": "kvlab.shapes", "ModelSpec": "kvlab.shapes",
-    "Layout": "kvlab.kv.cache", "Comparison": "kvlab.attention", "Trial": "kvlab.attention",
-    "trial": "kvlab.attention", "Reading": "kvlab.record.reading", "wide": "kvlab.record.wide",
-    "read_table": "kvlab.record.store", "model": "kvlab.catalog.models", "gpu": "kvlab.catalog.gpus",
+    "Layout": "kvlab.kv.cache", "kv_format": "kvlab.kv.formats", "Comparison": "kvlab.attention",
+    "Trial": "kvlab.attention", "trial": "kvlab.attention", "Reading": "kvlab.record.reading",
+    "wide": "kvlab.record.wide", "read_table": "kvlab.record.store", "model": "kvlab.catalog.resolve",
+    "gpu": "kvlab.catalog.gpus",
     "size": "kvlab.kv.sizing", "measure": "kvlab.api", "run": "kvlab.api", "figure": "kvlab.api",
-    "findings": "kvlab.api", "reference": "kvlab.api",
+    "findings": "kvlab.api", "reference": "kvlab.api", "export": "kvlab.record.export",
+    "read_trace": "kvlab.record.trace", "compare": "kvlab.comparing",
 }
 __all__ = ["__version__", *_LAZY]
 

@@ -48,19 +48,24 @@ def _print_json(data) -> None:
 
 
 @app.command()
-def size(model: Annotated[str, typer.Argument(help="Id or alias from `kvlab ls models`.")],
+def size(model: Annotated[str, typer.Argument(help="A name from `kvlab ls models`, a config.json or its folder, a "
+                                                  ".gguf file, or an id in the local Hugging Face cache.")],
          kv_len: Annotated[int, typer.Option(help="Cached tokens per sequence.")],
          batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
          kv_format: Annotated[str, typer.Option(help="A name from `kvlab ls formats`.")] = "bf16",
-         tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.")] = 1, as_json: Json = False) -> None:
+         tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.")] = 1,
+         download: Annotated[bool, typer.Option("--download", help="Fetch the config.json (nothing else) of an id that "
+                                                "is not here.")] = False, as_json: Json = False) -> None:
     """Exact bytes of a model's KV cache, layer kind by layer kind."""
-    from kvlab.catalog.models import model as catalogued
+    from kvlab.catalog.models import models
+    from kvlab.catalog.resolve import model as resolved
     from kvlab.kv.sizing import size as size_of
     from kvlab.show import print_size
-    spec = catalogued(model)
+    spec = resolved(model, download=download)
     found = size_of(spec, kv_len, batch, kv_format, tp)
     if spec.context and kv_len > spec.context:
-        print(f"kvlab: kv_len {kv_len:,} is beyond the {spec.context:,} tokens of context that the catalogue gives for "
+        source = "the catalogue" if spec.name in models() else "its file"
+        print(f"kvlab: kv_len {kv_len:,} is beyond the {spec.context:,} tokens of context that {source} gives for "
               f"{spec.name}",
               file=sys.stderr)
     if as_json:
@@ -101,7 +106,10 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
             dtype: Annotated[str | None, typer.Option(help="fp32 (cpu), bf16 (cuda) or fp16.")] = None,
             device: Annotated[str, typer.Option()] = "cpu",
             threads: Annotated[int, typer.Option()] = 1,
-            seed: Annotated[int, typer.Option()] = 0, as_json: Json = False) -> int:
+            seed: Annotated[int, typer.Option()] = 0,
+            trace: Annotated[Path | None, typer.Option(help="Folder for an operator trace, by torch's profiler in a "
+                                                            "pass of its own.")] = None,
+            as_json: Json = False) -> int:
     """Measure one attention call under every probe: one row, each number with its kind."""
     from kvlab.attention import Comparison, VariantRef, trial
     from kvlab.kv.cache import Layout
@@ -122,7 +130,11 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
     one = trial(variant, workload, kv_format=kv_format, layout=layout, dtype=dtype, device=device, threads=threads,
                 seed=seed)
     _refuse_too_large(Comparison((one,)))
-    (rows,) = worker_each(300)(Job(), [Comparison((one,))])
+    job = Job()
+    if trace is not None:
+        from kvlab.record.export import made_folder
+        job = Job(artifacts=made_folder(trace), also=("torch_profile",))
+    (rows,) = worker_each(300)(job, [Comparison((one,))])
     if all(row["status"] == "skipped" for row in rows):
         raise ValueError(f"{one.variant.label} cannot compute this call: {rows[0]['error']}")
     if as_json:
@@ -131,6 +143,8 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
     else:
         from kvlab.show import print_readings
         print_readings(rows, one)
+        if trace is not None and (trace / "traces" / f"{one.case_id}.json.gz").exists():
+            print(f"\nNext: kvlab trace {trace / 'traces' / one.case_id}.json.gz (or open it in ui.perfetto.dev)")
     return _exit_code(rows)
 
 
@@ -155,7 +169,9 @@ def run(study: Annotated[str, typer.Argument(help="A name from `kvlab ls studies
         out: Annotated[Path, typer.Option(help="Parent of <study>/<UTC>-<id>.")] = Path("profiles"),
         resume: Annotated[str | None, typer.Option(help="A run (directory or id) to complete.")] = None,
         variants: Annotated[str | None, typer.Option(help="Comma-separated names or file.py:Class.")] = None,
-        model: Annotated[str | None, typer.Option(help="A model of `kvlab ls models`.")] = None) -> int:
+        model: Annotated[str | None, typer.Option(help="A model of `kvlab ls models`.")] = None,
+        trace: Annotated[bool, typer.Option("--trace", help="Also trace each trial's operators, by torch's profiler "
+                                                            "in a pass of its own.")] = False) -> int:
     """Run a study; prints its findings, draws its figures, and ends with the run directory."""
     from kvlab.record.store import find_run
     from kvlab.studies._run import run as run_study
@@ -165,7 +181,7 @@ def run(study: Annotated[str, typer.Argument(help="A name from `kvlab ls studies
     begun = []
     try:
         store = run_study(study, size=size, device=device, out=out, resume=resumed, variants=chosen, model=model,
-                          begun=begun.append)
+                          also=("torch_profile",) if trace else (), begun=begun.append)
     except KeyboardInterrupt:
         if begun:
             print(f"\nkvlab: interrupted; what was committed is kept. Go on with: "
@@ -264,3 +280,97 @@ def check(variant: Annotated[str, typer.Argument(help="path/to/file.py:Class, or
         from kvlab.show import print_check
         print_check(found, counts)
     return 0 if counts["ok"] and not counts["failed"] and not counts["oom"] else 1
+
+
+@app.command()
+def compare(a: Annotated[str, typer.Argument(help="A run (directory, id, study for its newest), a file of results, or "
+                                                  "a variant.")],
+            b: Annotated[str, typer.Argument(help="Of the same sort: what is compared with A.")],
+            metric: Annotated[str, typer.Option(help="A name from `kvlab ls metrics`.")] = "latency_s",
+            run: Annotated[str | None, typer.Option(help="The run that both variants are of; default: the newest "
+                                                         "that has them.")] = None,
+            by: Annotated[str | None, typer.Option(help="Comma-separated columns that make a case; default: all.")
+                          ] = None,
+            margin: Annotated[float, typer.Option(help="Differences up to this share count as none.")] = 0.05,
+            as_json: Json = False) -> None:
+    """Say case by case whether B is FASTER, SLOWER, the SAME or AMBIGUOUS against A, with intervals."""
+    from kvlab.comparing import as_json as plain
+    from kvlab.comparing import compare as compare_sides
+    from kvlab.comparing import print_comparison
+    columns = None if by is None else [name.strip() for name in by.split(",") if name.strip()]
+    found = compare_sides(a, b, metric=metric, run=run, by=columns, margin=margin)
+    if as_json:
+        return _print_json(plain(found))
+    print_comparison(found)
+
+
+@app.command()
+def doctor(markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown to paste in a bug "
+                                                  "report.")] = False,
+           as_json: Json = False) -> None:
+    """Say what this machine has for kvlab, what is wrong with it, and where each metric comes from here."""
+    from kvlab.doctor import as_markdown, examine, plain, print_checks
+    found = examine()
+    if as_json:
+        return _print_json(plain(found))
+    if markdown:
+        return print(as_markdown(found))
+    print_checks(found)
+
+
+@app.command()
+def lab(notebook: Annotated[str | None, typer.Argument(help="A notebook to open; default: the folder.")] = None,
+        port: Annotated[int | None, typer.Option(help="Default: the first free one from 8888.")] = None,
+        browser: Annotated[bool, typer.Option(help="Open a browser.")] = True) -> int:
+    """Start JupyterLab on notebooks/ with this environment's kernel, on this machine only."""
+    from kvlab.lab import lab as prepared
+    from kvlab.lab import start
+    one = prepared(notebook, port=port, browser=browser)
+    for sentence in one.said:
+        print(f"kvlab: {sentence}", file=sys.stderr)
+    return start(one)
+
+
+@app.command()
+def export(run: Annotated[str, typer.Argument(help="A run directory, id or file of results.")],
+           format: Annotated[str, typer.Option(help="csv, parquet, latex or chrome-trace.")],
+           out: Annotated[Path | None, typer.Option(help="File, or folder that is there; default: here.")] = None,
+           wide: Annotated[bool, typer.Option("--wide", help="One line per case instead of one per reading.")] = False
+           ) -> None:
+    """Write a run's readings, or its operator traces, for other programs."""
+    from kvlab.record.export import export as export_run
+    print(export_run(_results(run), format, out, wide=wide))
+
+
+@app.command()
+def trace(file: Annotated[str, typer.Argument(help="A .json or .json.gz trace, or a run directory or id.")],
+          top: Annotated[int, typer.Option(help="Operators to show.")] = 15, as_json: Json = False) -> None:
+    """Summarise a Chrome trace: top operators, gaps, modelled bytes, kernels."""
+    from kvlab.record.trace import read_trace
+    from kvlab.record.trace_summary import summary
+    from kvlab.show import print_trace
+    if top < 1:
+        raise ValueError(f"--top {top} must be at least 1")
+    path = _trace_file(file)
+    if path is None:
+        return
+    opened = read_trace(path)
+    found = summary(opened)
+    if as_json:
+        return _print_json({"trace": str(path), "about": opened.about, **asdict(found), "bytes": found.bytes})
+    print_trace(path, opened.about, found, top)
+
+
+def _trace_file(text: str) -> Path | None:
+    """The trace that is meant; of a run with several, all are listed and none is taken."""
+    path = Path(text)
+    if path.is_file() or text.endswith((".json", ".gz")):
+        return path
+    folder = path / "traces" if (path / "traces").is_dir() else _results(text) / "traces"
+    found = sorted(folder.glob("*.json.gz"))
+    if not found:
+        raise ValueError(f"{text} has no traces; make them with kvlab run STUDY --trace")
+    if len(found) > 1:
+        from kvlab.show import print_traces
+        return print_traces(found)
+    return found[0]

@@ -18,12 +18,14 @@ def print_size(spec, found) -> None:
         shown = "unknown" if value is None else f"{value:>20,} B = {display(value, 'B', 4)}"
         print(f"  {what:<24} {shown} {note}".rstrip())
     line("KV cache", found.kv_bytes)
-    line("  of it the newest token", found.kv_bytes_per_token)
+    line("  of it the newest token", found.kv_bytes_per_token,
+         "(it fills a group of the tail, which is now quantised)" if found.kv_bytes_per_token < 0 else "")
     if found.tp > 1:
         line(f"  on each of {found.tp} ranks", found.kv_bytes_per_rank)
+    line("in an engine's blocks", found.engine_bytes, f"({found.engine_note})")
     if found.state_bytes:
         line("constant state", found.state_bytes, "(beside the KV cache)")
-    line("weights (16 bit)", found.weight_bytes)
+    line(f"weights ({found.weights_are})", found.weight_bytes)
     exact = size(spec, found.kv_len, found.batch_size).kv_bytes
     line("the article's formula", found.article_formula_bytes,
          f"({found.article_formula_bytes / exact:.2f} × the KV cache in 16 bit)" if exact else "")
@@ -31,6 +33,8 @@ def print_size(spec, found) -> None:
     print("  whether KV outgrows the weights is unknown: so is the parameter count" if found.weight_bytes is None
           else "  KV never outgrows the weights: the cache stops growing before" if crossover is None
           else f"  KV outgrows the weights beyond {crossover:,} cached tokens, over all sequences")
+    for assumption in found.assumed:
+        print(f"  assumed: {assumption}")
     print(f"  {found.kind}: {found.note}")
 
 
@@ -91,3 +95,55 @@ def print_check(found, counts) -> None:
     worst = max((f["kernel_error"] for f in found if f["kernel_error"] is not None), default=None)
     print(f"{counts['ok']} cells agree with the oracle (largest kernel_error {display(worst, 'ratio')}), "
           f"{counts['failed'] + counts['oom']} fail, {counts['skipped']} refused by why_not")
+
+LANES = 6                       # threads and streams of a trace that are shown
+
+
+def print_trace(path, about, found, top: int) -> None:
+    """A trace's summary: what it is of, operators by their own time, where none ran, bytes, kernels."""
+    of = "whole trace" if not found.calls else f"{found.calls} call{'s' if found.calls > 1 else ''}"
+    print(f"{path}: {about.get('variant') or 'a trace'}, {of}, {display(found.seconds, 's')} under the profiler")
+    by_kernel = found.kernel_s > 0
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("operator", "calls", "own time", "share", "with what is inside", "kernels", "bytes (modelled)"):
+        if column != "kernels" or by_kernel:
+            table.add_column(column, justify="left" if column == "operator" else "right", overflow="fold")
+    for row in found.operators[:top]:
+        moved = display(row["bytes"], "B") + (" + outputs" if row["bytes_of"] == "inputs" else "")
+        kernels = [display(row["kernel_s"], "s")] if by_kernel else []
+        table.add_row(row["name"].replace("[", "\\["), f"{row['calls']:,}", display(row["self_s"], "s"),
+                      f"{100 * row['share']:.1f} %", display(row["total_s"], "s"), *kernels,
+                      moved if row["bytes_of"] else "")
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    if len(found.operators) > top:
+        rest = found.operators[top:]
+        print(f"and {len(rest)} operators more, {display(sum(row['self_s'] for row in rest), 's')} together")
+    for lane in sorted(found.lanes, key=lambda lane: -lane["busy_s"])[:LANES]:
+        print(f"{lane['kind']} {lane['lane']}: busy {display(lane['busy_s'], 's')}, no "
+              f"{'kernel' if lane['kind'] == 'stream' else 'operator'} for {display(lane['gap_s'], 's')} "
+              f"({100 * lane['gap_share']:.1f} %); the largest gap, {display(lane['largest_gap_s'], 's')}, is "
+              f"{lane['largest_gap']}")
+    if len(found.lanes) > LANES:
+        print(f"and {len(found.lanes) - LANES} threads or streams more, less busy")
+    for row in found.kernels[:top]:
+        print(f"kernel of {row['operator'] or 'no operator'}: {row['count']:,} × {row['kernel'][:80]}, "
+              f"{display(row['total_s'], 's')}")
+    per_call = f", {display(found.bytes / found.calls, 'B')} per call" if found.calls else ""
+    print(f"modelled bytes: {display(found.bytes, 'B')}{per_call} (shapes of inputs and known outputs; views cost "
+          "nothing; nothing was counted on a bus)")
+    for name, why in found.not_counted.items():
+        print(f"  not counted: {name}: {why}")
+    for problem in found.problems:
+        print(f"! {problem}", file=sys.stderr)
+
+
+def print_traces(paths) -> None:
+    """The traces of a run with what each is of."""
+    from kvlab.record.trace import load
+    print(f"{len(paths)} traces; name one:")
+    for path in paths:
+        about = load(path)[0].get("kvlab")
+        trial = about.get("trial", {}) if isinstance(about, dict) else {}
+        kv_lens = trial.get("workload", {}).get("kv_lens") or [0]
+        print(f"  kvlab trace {path}   {about.get('variant', '') if trial else ''} {trial.get('kv_format', '')} "
+              f"batch {len(kv_lens)}, kv_len {max(kv_lens)}")

@@ -14,7 +14,7 @@ import kvlab.shapes
 
 PACKAGE = Path(kvlab.shapes.__file__).parent
 
-BASE = {"shapes", "units", "registry"}
+BASE = {"shapes", "units", "registry", "libraries"}
 ATTENTION = BASE | {"kv", "kernels", "attention"}
 PROBES = ATTENTION | {"catalog", "record", "probes"}
 MODEL = ATTENTION | {"model"}
@@ -22,7 +22,7 @@ ACCURACY = MODEL | {"record", "accuracy"}
 BELOW_STUDIES = PROBES | ACCURACY | {"serving"}
 # room or module -> what it may import (itself always); the longest name that matches counts
 MAY_IMPORT = {
-    "shapes": set(), "units": set(), "registry": set(),
+    "shapes": set(), "units": set(), "registry": set(), "libraries": set(),
     "record": BASE, "catalog": BASE, "kv": BASE, "kernels": BASE,
     "attention": ATTENTION, "probes": PROBES, "model": MODEL, "accuracy": ACCURACY,
     "serving": BASE | {"kv.block_pool", "kv.prefix", "kv.sizing", "catalog", "record"},
@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "figures": BASE | {"record", "catalog", "kv.sizing"},
 }
 # what a person opens: may reach all
-DOORS = {"__init__", "__main__", "api", "cli", "bench", "listing", "report", "show", "doctor", "compare", "lab",
+DOORS = {"__init__", "__main__", "api", "cli", "bench", "listing", "report", "show", "doctor", "comparing", "lab",
          "widgets"}
 TOPS = {"studies", "figures", "cli"}
 NO_TORCH = BASE | {"record", "catalog", "kv.block_pool", "kv.prefix", "kv.sizing", "serving", "figures"}

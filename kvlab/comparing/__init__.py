@@ -1,0 +1,219 @@
+"""Is B faster than A? Two runs, or two variants of one run, case by case, with the interval of the ratio."""
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvlab.comparing._ratio import interval, verdict
+from kvlab.comparing._sides import Side, differences, sides
+from kvlab.record.reading import COLUMNS, CONTEXT, KINDS
+from kvlab.record.statistics import aa_resolution
+from kvlab.registry import no_such
+from kvlab.units import display
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MARGIN = 0.05
+VERDICTS = ("FASTER", "SLOWER", "LESS", "MORE", "SAME", "AMBIGUOUS")
+LAYOUT = ("block_size", "page_order")
+# what a row is about: all of its context but ids and what follows from the rest
+ABOUT = tuple(name for name in CONTEXT if name not in
+              ("run_id", "comparison_id", "case_id", "study", "format_path", "replica", "case"))
+
+
+def compare(a, b, *, metric: str = "latency_s", run=None, by: Sequence[str] | None = None, margin: float = MARGIN,
+            profiles: Path | str = "profiles") -> pd.DataFrame:
+    """B against A, one line per case that both hold: ratio B / A with its 95 % interval, and a verdict.
+
+    a, b: two runs (directory, id, file of results, result table, or a study's name for its newest run), or two
+    variants of `run` (default: the newest run under `profiles` that holds both). by: columns in which two rows must
+    agree to be of one case; default all that say what was looked at, of two variants the layout only if one of them
+    has several.
+    verdict: SAME where the whole interval lies within the margin of 1 (within the A/A resolution, if that is larger);
+    FASTER or SLOWER (LESS, MORE where it is no time) where the whole interval is further from 1 than the A/A
+    resolution (without an A/A pair, and between two runs, the margin, if that is larger); else AMBIGUOUS. `.attrs`
+    says what was compared, what only one of them has, and how their environments differ. Refused: unknown names
+    (KeyError), a margin below 0, columns in `by` that leave several rows to a case (ValueError).
+    """
+    import pandas as pd
+    if not 0 <= margin < 1:
+        raise ValueError(f"margin {margin} must be at least 0 and below 1; 0.05 is 5 %")
+    side_a, side_b, variants = sides(a, b, run, Path(profiles))
+    known = {*side_a.rows["metric"], *side_b.rows["metric"]}
+    if metric not in known:
+        raise no_such("metric in these results", metric, known)
+    about, whole = _columns(by, (side_a, side_b), metric, variants), by is None
+    cases_a, cases_b = (_cases(side, metric, about, whole) for side in (side_a, side_b))
+    resolution = _resolution((side_a, side_b), metric)
+    within = max(margin, resolution or 0)
+    beyond = resolution if variants and resolution is not None else within
+    both = [(one, cases_b[key]) for key, one in cases_a.items() if key in cases_b]
+    found = [{**{name: one[name] for name in about}, **_judged(side_a, one, side_b, other, within, beyond)}
+             for one, other in both if one["kind"] == other["kind"]]
+    table = pd.DataFrame(found, columns=[*about, "kind", "a", "b", "ratio", "low", "high", "verdict", "note"])
+    table = table.astype({name: COLUMNS[name] for name in about} | dict.fromkeys(("ratio", "low", "high"), "float64"))
+    rows = [*cases_a.values(), *cases_b.values()]
+    told = [name for name in about if len({row[name] for row in rows}) > 1]
+    missing_a, missing_b = (dict(_keyed(_rows(side, metric, missing=True), about, whole)) for side in (side_a, side_b))
+    table.attrs.update(
+        a=side_a.name, b=side_b.name, run=side_a.source if variants else "", metric=metric,
+        unit=rows[0]["unit"] if rows else "", margin=margin, resolution=resolution, within=within, beyond=beyond,
+        warnings=_warnings(side_a, side_b, about, variants, metric, resolution),
+        kinds_differ=[f"{_label(one, told)}: {one['kind']} in A, {other['kind']} in B" for one, other in both
+                      if one["kind"] != other["kind"]],
+        only_in_a=[_label(row, told, missing_b.get(key)) for key, row in cases_a.items() if key not in cases_b],
+        only_in_b=[_label(row, told, missing_a.get(key)) for key, row in cases_b.items() if key not in cases_a])
+    return table
+
+
+def _columns(by, both, metric, variants) -> tuple[str, ...]:
+    """The columns that tell the cases apart."""
+    for name in by or ():
+        if name not in CONTEXT:
+            raise no_such("result column", name, CONTEXT)
+    if by is not None:
+        return tuple(by)
+    about = tuple(name for name in ABOUT if not variants or name != "variant")
+    short = tuple(name for name in about if name not in LAYOUT)
+    if variants and not any(_rows(side, metric).duplicated(["comparison_id", *short, "kind"]).any()
+                            for side in both):
+        return short                                     # each variant has its own layout: it is part of the variant
+    return about
+
+
+def _rows(side: Side, metric: str, missing: bool = False) -> pd.DataFrame:
+    rows = side.rows[(side.rows["metric"] == metric) & ((side.rows["kind"] == "missing") == missing)]
+    return rows[rows["replica"].fillna(0) == 0]
+
+
+def _keyed(rows: pd.DataFrame, about, whole: bool) -> Iterator[tuple[tuple, dict]]:
+    """(key, row). whole: what no column says (windows, each sequence's length) is in `case`, and counts as well."""
+    plain = rows.astype(object).where(rows.notna(), None)
+    for row in plain.to_dict("records"):
+        yield tuple(row[name] for name in about) + ((_rest(row["case"], about),) if whole else ()), row
+
+
+def _cases(side: Side, metric: str, about, whole: bool) -> dict[tuple, dict]:
+    """Key -> row, of the strongest kind that the case has."""
+    cases: dict[tuple, dict] = {}
+    for key, row in _keyed(_rows(side, metric), about, whole):
+        seen = cases.get(key)
+        if seen is not None and seen["kind"] == row["kind"]:
+            apart = [name for name in CONTEXT if seen[name] != row[name] and name not in ("case_id", "case")]
+            raise ValueError(f"{side.name} has several readings of {metric} for {_label(row, about)}; they differ in "
+                             f"{', '.join(apart) or 'no column'}: add that to the columns to compare by")
+        if seen is None or KINDS.index(row["kind"]) < KINDS.index(seen["kind"]):
+            cases[key] = row
+    return cases
+
+
+@lru_cache(maxsize=4096)
+def _rest(case: str, about: tuple[str, ...]) -> str:
+    """A case's own text without variant and replica (nor the layout, where that is the variant's)."""
+    try:
+        data = json.loads(case)
+    except (ValueError, RecursionError):
+        return case
+    if isinstance(data, dict):
+        left_out = {"variant", "replica", *(() if set(LAYOUT) <= set(about) else ("layout",))}
+        data = {name: value for name, value in data.items() if name not in left_out}
+    return json.dumps(data, sort_keys=True)
+
+
+def _label(row: dict, told, elsewhere: dict | None = None) -> str:
+    """The columns that tell this case from the others, and why the other side has no number for it, if it says so."""
+    about = ", ".join(f"{name} {row[name]}" for name in told if row[name] not in (None, "")) or "the only case"
+    return about if elsewhere is None else f"{about} (there: {elsewhere['error'] or elsewhere['note']})"
+
+
+def _resolution(both, metric: str) -> float | None:
+    """By how much two measurements of one trial may differ, the larger of two runs; None if no A/A pair tells."""
+    if not metric.startswith("latency_"):
+        return None
+    pairs = [pair for side in both if (pair := aa_resolution(side.table)) and pair[1] and pair[1] > 0]
+    return max((max(high, 1 / low) - 1 for _, low, high in pairs), default=None)
+
+
+def _judged(side_a, one, side_b, other, within, beyond) -> dict:
+    """Values, ratio, interval and verdict of one case."""
+    low, high, remark = interval(side_a, one, side_b, other)
+    differ = [f"{name}: {one[name] or 'none'} / {other[name] or 'none'}"
+              for name in ("method", "cache_state", "denominator") if one[name] != other[name]]
+    return dict(kind=one["kind"], a=one["value"], b=other["value"],
+                ratio=other["value"] / one["value"] if one["value"] else None, low=low, high=high,
+                verdict=verdict(low, high, within, beyond, one["unit"] == "s"),
+                note="; ".join(filter(None, [remark, *differ])))
+
+
+def _warnings(a: Side, b: Side, about, variants: bool, metric: str, resolution: float | None) -> list[str]:
+    said = [] if variants else differences(a, b)
+    if variants and "block_size" not in about:
+        layouts = [", ".join(sorted({_layout(row) for _, row in _rows(side, metric)[[*LAYOUT]].iterrows()}))
+                   for side in (a, b)]
+        if layouts[0] != layouts[1]:
+            said.append(f"layouts differ, each variant's own: {layouts[0]} / {layouts[1]}")
+    if metric.startswith("latency_") and resolution is None:
+        said.append("no A/A pair was measured, so the resolution is unknown; the margin stands for it")
+    return said
+
+
+def _layout(row) -> str:
+    """A layout in words."""
+    size = row["block_size"]
+    return f"blocks of {size}, {row['page_order']}" if size == size and size is not None else "contiguous"
+
+
+def summary(table: pd.DataFrame) -> str:
+    """One line: what was compared, and how many cases got which verdict."""
+    about, counts = table.attrs, table["verdict"].value_counts()
+    said = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if name in counts) or "no case in common"
+    apart = [f"{len(about[name])} {words}" for name, words in (
+        ("only_in_a", "only in A"), ("only_in_b", "only in B"), ("kinds_differ", "of two kinds, not compared"))
+        if about[name]]
+    return f"{about['metric']} of B ({about['b']}) against A ({about['a']}): {'; '.join([said, *apart])}"
+
+
+def as_json(table: pd.DataFrame) -> dict:
+    """The same as plain values; a bound without end is null."""
+    plain = table.astype(object).where(table.notna() & (table != float("inf")), None)
+    return {**table.attrs, "summary": summary(table), "cases": plain.to_dict("records")}
+
+
+def print_comparison(table: pd.DataFrame) -> None:
+    """The table with the columns that differ between its cases, what to know of it, and the summary line."""
+    from rich.console import Console
+    from rich.table import Table
+    about, unit = table.attrs, table.attrs["unit"]
+    context = list(table.columns[:list(table.columns).index("kind")])
+    varying = [name for name in context if table[name].nunique(dropna=False) > 1]
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in [*varying, "A", "B", "B / A", "interval", "", "remark"]:
+        shown.add_column(name, overflow="fold")
+    plain = table.astype(object).where(table.notna(), None).to_dict("records")
+    for row in plain:
+        ends = "" if row["low"] is None else f"{row['low']:.3f} … {row['high']:.3f}"
+        cells = [*("" if row[name] is None else str(row[name]) for name in varying), display(row["a"], unit),
+                 display(row["b"], unit), "–" if row["ratio"] is None else f"{row['ratio']:.3f}", ends, row["verdict"],
+                 "; ".join(filter(None, [row["kind"] if row["kind"] != "measured" else "", row["note"]]))]
+        shown.add_row(*(cell.replace("[", "\\[") for cell in cells))
+    if len(table):
+        fixed = {name: plain[0][name] for name in context if name not in varying}
+        print(f"A = {about['a']}, B = {about['b']}{', in ' + about['run'] if about['run'] else ''}; "
+              f"all: {_label(fixed, fixed)}")
+        Console(width=None if sys.stdout.isatty() else 160).print(shown)
+    for words, name in (("only in A", "only_in_a"), ("only in B", "only_in_b"), ("not compared", "kinds_differ")):
+        for line in about[name][:5]:
+            print(f"{words}: {line}")
+        if len(about[name]) > 5:
+            print(f"{words}: {len(about[name]) - 5} more (--json lists them)")
+    for warning in about["warnings"]:
+        print(f"! {warning}")
+    resolution = "unknown" if about["resolution"] is None else f"{100 * about['resolution']:.1f} %"
+    print(f"SAME: the whole interval is within {100 * about['within']:.1f} % of 1; another word: it is beyond "
+          f"{100 * about['beyond']:.1f} %; A/A resolution {resolution}")
+    print(summary(table))
