@@ -5,7 +5,7 @@ export PYTHON TORCH
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help venv study test lint check-all notebooks bench clean
+.PHONY: help venv study test lint check-all notebooks browser bench clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +25,11 @@ lint: venv  ## ruff
 check-all: test bench  ## everything: lint, tests and the benchmark gates
 
 notebooks: venv  ## run the notebooks and keep their outputs in them
-	.venv/bin/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+	.venv/bin/python tools/notebooks.py
+
+browser: venv  ## look at every notebook in a real browser (the machine's Chromium; installs playwright)
+	.venv/bin/python -m pip install -q --group browser
+	KVLAB_BROWSER=all .venv/bin/python -m pytest tests/test_browser.py
 
 bench: venv  ## the benchmark gates: a printed table and profiles/bench/bench.json
 	.venv/bin/python -m kvlab.bench

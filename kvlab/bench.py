@@ -6,12 +6,14 @@ goal, missed if the whole interval fails it, else ambiguous and run again. Times
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from kvlab.probes._clock import paired_ratio, summarise
@@ -61,6 +63,11 @@ def gates() -> list[Gate]:
         Gate("journal 10,000 readings", "s", "<= 1.0", lambda: _journal(write=True)),
         Gate("read back 10,000 readings", "s", "<= 1.0", lambda: _journal(write=False)),
         Gate("figure from stored rows, whole command", "s", "<= 3.0", _figure),
+        Gate("size of a local config.json, whole command", "s", "<= 1.0", _size_of_config),
+        Gate("doctor, whole command", "s", "<= 8.0", lambda: _command("doctor", "--json", runs=5)),
+        Gate("trace of 50 MB, read and summarised", "s", "<= 2.0", _trace),
+        *(Gate(f"export 1,000,000 readings to {to}, whole command", unit, goal, partial(_export, to, unit))
+          for to in ("csv", "parquet") for unit, goal in (("s", "<= 10.0"), ("B", "<= 1e9"))),
     ]
 
 
@@ -173,6 +180,65 @@ def _journal(write: bool) -> tuple[float, float, float]:
 def _figure() -> tuple[float, float, float]:
     with tempfile.TemporaryDirectory() as folder:
         return _command("figure", "memory_wall", "--out", folder, runs=5)
+
+
+def _size_of_config() -> tuple[float, float, float]:
+    facts = dict(model_type="llama", hidden_size=4096, num_hidden_layers=32, num_attention_heads=32,
+                 num_key_value_heads=8, head_dim=128, vocab_size=128256, max_position_embeddings=131072)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(facts), encoding="utf-8")
+        return _command("size", str(path), "--kv-len", "4096", "--json")
+
+
+def _trace() -> tuple[float, float, float]:
+    """Seconds to read and summarise a trace of 50 MB like torch's: nested operators with shapes, inside calls."""
+    from kvlab.record.trace import read_trace
+    from kvlab.record.trace_summary import summary
+    args = {"Input Dims": [[1, 32, 1, 128], [1, 8, 4096, 128], []], "Input type": ["float", "float", "Scalar"],
+            "External id": 1, "Record function id": 0, "Sequence number": 1, "Fwd thread id": 0, "Ev Idx": 1}
+    events, each = [], 100
+    for i in range(130_000):
+        at = dict(ph="X", cat="cpu_op", pid=1, tid=1, args=args)
+        events.append({**at, "name": f"aten::op{i % 40}", "ts": i * each, "dur": each * 2 if i % 3 == 0 else each / 2})
+    events.append(dict(ph="X", cat="user_annotation", pid=1, tid=1, name="kvlab:call all", ts=0, dur=130_000 * each))
+    text, seconds = json.dumps({"traceEvents": events}), []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        path.write_text(text + " " * max(0, 50_000_000 - len(text)), encoding="utf-8")
+        del events, text
+        for _ in range(5):
+            began = time.perf_counter()
+            summary(read_trace(path))
+            seconds.append(time.perf_counter() - began)
+    return _interval(seconds)
+
+
+def _export(to: str, unit: str) -> tuple[float, float, float]:
+    """Wall seconds of the command, or the most memory that it held."""
+    import pyarrow
+    import pyarrow.parquet
+
+    from kvlab.record.export import write_parquet
+    from kvlab.record.reading import table
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        few, many = Path(folder) / "few.parquet", Path(folder) / "many.parquet"
+        write_parquet(table(_rows(10_000)), few)
+        part = pyarrow.parquet.read_table(few)
+        with pyarrow.parquet.ParquetWriter(many, part.schema) as writer:
+            for _ in range(100):
+                writer.write_table(part)
+        for _ in range(3):
+            began = time.perf_counter()
+            child = subprocess.Popen([sys.executable, "-m", "kvlab", "export", str(many), "--format", to, "--out",
+                                      str(Path(folder) / f"out.{to}")], stdout=subprocess.DEVNULL)
+            _, status, used = os.wait4(child.pid, 0)
+            if status:
+                raise RuntimeError(f"the command ended with status {status}")
+            found.append(time.perf_counter() - began if unit == "s" else
+                         used.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+    return _interval(found)
 
 
 def _measured(gate: Gate) -> dict:

@@ -174,6 +174,7 @@ class ModelSpec:
     """What sizing needs to know of a model; unknown facts are None, never guessed.
 
     num_q_heads, num_kv_heads and head_dim are the config's own, as the article's formula would read them.
+    assumed: what the config does not say and its reader took for granted. weight_bytes: as a file stores the weights.
     """
     name: str
     layers: tuple[LayerSpec, ...]
@@ -185,6 +186,8 @@ class ModelSpec:
     attention_type: str = ""
     approximate: str = ""                   # why the byte counts are a model of the cache and not exact; "" = exact
     source: str = ""
+    assumed: tuple[str, ...] = ()
+    weight_bytes: int | None = None         # None = no file with the weights was read
 
     @property
     def num_layers(self) -> int:

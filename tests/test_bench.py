@@ -44,7 +44,7 @@ def test_the_table_is_written_and_the_exit_code_says_whether_all_are_met(tmp_pat
 def test_every_gate_measures_an_interval_around_its_value(monkeypatch):
     monkeypatch.setattr(bench, "PAIRS", 3)
     for gate in bench.gates():
-        if "32768" in gate.name or "figure" in gate.name:       # as the ones before them, only longer
+        if any(word in gate.name for word in ("32768", "figure", "export", "trace", "doctor")):     # only longer
             continue
         value, low, high = gate.measure()
         assert low <= value <= high and value >= 0, gate.name

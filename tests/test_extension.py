@@ -80,6 +80,7 @@ EXAMPLES = ("fp64",)
 class Double:
     """Eight bytes an element."""
     name: str = "fp64"
+    about: str = "fp64, no scale"
 
     def components(self, head_dim):
         return (Component("values", 1, head_dim, 8, "float64"),)
@@ -155,6 +156,14 @@ def kvlab(folder, *arguments):
 def test_a_new_file_is_listed(grown, what, name):
     done = kvlab(grown, "ls", what, "--json")
     assert done.returncode == 0 and name in [row["name"] for row in json.loads(done.stdout)], done.stderr
+
+
+def test_a_new_format_can_be_that_of_k_or_of_v_alone(grown):
+    script = ("from kvlab.kv.formats import kv_format; from kvlab.shapes import AttentionShape; "
+              "print([kv_format(n).nbytes(10, AttentionShape(2, 1, 4)) for n in ('fp64+bf16', 'int8/token+fp64')])")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=grown,
+                          env={**os.environ, "PYTHONPATH": str(grown)})
+    assert done.stdout.strip() == str([10 * 4 * (8 + 2), 10 * (4 + 4 + 4 * 8)]), done.stderr
 
 
 def test_a_new_study_runs_with_the_new_variant_probe_and_format_and_its_figure_is_drawn(grown):

@@ -1,5 +1,6 @@
 """The notebooks: committed executed, without functions of their own, and running from top to bottom with parameters."""
 import ast
+import runpy
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ def test_a_notebook_is_committed_executed_and_defines_nothing(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_is_small_and_keeps_nothing_of_what_only_a_kernel_can_show(path):
+    assert path.stat().st_size < 10**6
+    notebook = nbformat.read(path, 4)
+    views = [cell for cell in code_cells(notebook) for output in cell.outputs
+             if "application/vnd.jupyter.widget-view+json" in output.get("data", {})]
+    assert ("widgets" in notebook.metadata) == bool(views), "state without a view of it, or a view without its state"
+    for cell in code_cells(notebook):
+        if "interactive" in cell.metadata.get("tags", []):
+            assert cell.outputs == [] and cell.execution_count
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_names_no_folder_of_the_machine_that_ran_it(path):
     for cell in code_cells(nbformat.read(path, 4)):
         text = "".join(str(o.get("text", "")) + str(o.get("data", {}).get("text/plain", "")) for o in cell.outputs)
@@ -47,3 +60,16 @@ def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
                                kernel_name="python3", parameters=dict(OUT=str(tmp_path)))
     ran = nbformat.read(tmp_path / path.name, 4)
     assert len(images(ran)) == len(images(nbformat.read(path, 4))) > 0
+
+
+def test_making_notebooks_keeps_outputs_but_those_of_interactive_cells_and_no_state_of_them(tmp_path, monkeypatch):
+    pytest.importorskip("ipywidgets", reason="the extra `notebook` is not installed")
+    slider = "import ipywidgets; ipywidgets.IntSlider()"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("40 + 2"), nbformat.v4.new_code_cell(
+        slider, metadata={"tags": ["interactive"]})])
+    nbformat.write(notebook, tmp_path / "made.ipynb")
+    monkeypatch.setattr("sys.argv", ["notebooks.py", str(tmp_path / "made.ipynb")])
+    runpy.run_path(str(ROOT / "tools" / "notebooks.py"), run_name="__main__")
+    made = nbformat.read(tmp_path / "made.ipynb", 4)
+    assert made.cells[0].outputs[0].data["text/plain"] == "42" and made.cells[1].outputs == []
+    assert [cell.execution_count for cell in made.cells] == [1, 2] and "widgets" not in made.metadata

@@ -132,3 +132,4 @@ def test_a_model_counts_its_layers_over_all_kinds():
     model = ModelSpec("hybrid", (full, LayerSpec("linear", 43, state_bytes=1024)), 32, 8, 128)
     assert model.num_layers == 48
     assert model.params is None and model.context is None, "an unknown fact is None, never guessed"
+    assert model.weight_bytes is None and model.assumed == () and model.approximate == ""

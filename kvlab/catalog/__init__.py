@@ -1,4 +1,7 @@
-"""What is known of models and accelerators: readers of data/, every row with its source. No torch, no pandas."""
+"""What is known of models and accelerators: readers of data/ and of models' own files, each with its source.
+
+No torch, no pandas. `kvlab.catalog.resolve.model` takes whatever a person gives for a model.
+"""
 from __future__ import annotations
 
 import csv

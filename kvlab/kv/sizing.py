@@ -5,12 +5,16 @@ every layer: tokens kept × what the format stores for them, scales included, wh
 """
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvlab.kv.formats import KVFormat, kv_format
 from kvlab.shapes import LayerSpec, ModelSpec, positive
+
+BLOCK_SIZE = 16                 # tokens per block: vLLM's default on GPUs
+MAX_BATCHED_TOKENS = 8192       # tokens of one step: vLLM's default from 70 GiB of memory on, 2,048 below
 
 
 def tp_replication(num_kv_heads: int, tp: int) -> int:
@@ -76,7 +80,7 @@ def kv_bytes_per_token(model: ModelSpec, kv_len: int, fmt: KVFormat | str) -> in
     """Marginal KV bytes: what the token at kv_len adds to one sequence's cache.
 
     A sliding or chunked layer that is past its window replaces tokens and adds 0. A token that opens a scale group
-    pays for the whole scale. Refuses kv_len below 1.
+    pays for the whole scale; one that fills a group of a full-precision tail takes bytes away. Refuses kv_len below 1.
     Source: layer_bytes(kv_len) − layer_bytes(kv_len − 1), summed over the layers that have not filled their window.
     """
     positive(kv_len=kv_len)
@@ -90,16 +94,47 @@ def state_bytes(model: ModelSpec) -> int:
     """Constant recurrent (linear attention, SSM) state of one sequence, over all layers and all ranks once.
 
     It does not grow with kv_len and is not part of kv_bytes. Convolution states are not counted.
-    Source: sum over the layer groups of count × LayerSpec.state_bytes, from data/models.csv.
+    Source: sum over the layer groups of count × LayerSpec.state_bytes.
     """
     return sum(layer.count * layer.state_bytes for layer in model.layers)
 
 
-def weight_bytes(model: ModelSpec, dtype_bytes: int = 2) -> int | None:
-    """Bytes of the weights if every parameter takes dtype_bytes (2 = bf16); None where the count is unknown.
+def engine_bytes(model: ModelSpec, kv_len: int, fmt: KVFormat | str, block_size: int = BLOCK_SIZE,
+                 max_batched_tokens: int = MAX_BATCHED_TOKENS) -> int:
+    """KV bytes that a paged engine sets aside at most for one sequence of kv_len tokens, over all ranks once.
 
-    Source: parameters × dtype_bytes; the count's own source is in data/models.csv, params_source.
+    What it adds to kv_bytes: the last block is a whole one; a layer with a window keeps the tokens in flight beside it
+    (up to max_batched_tokens in one step), since each of them still sees its own window, and one block more, since a
+    window need not begin with a block; a layer with chunks likewise keeps the chunk and the tokens in flight. Where a
+    format's scales span more tokens than a block, blocks are as long as both allow. Recurrent state, shared prefixes,
+    the pool's own null block and CUDA graphs are not counted.
+    Source: full and latent ceil(n ÷ B) blocks; sliding ceil(min(window − 1 + batched, n) ÷ B) + 1; chunked
+    ceil(min(window + batched, n) ÷ B): the admission rule of vLLM 0.32 (kv_cache_interface.py).
     """
+    positive(kv_len=kv_len, block_size=block_size, max_batched_tokens=max_batched_tokens)
+    fmt, total = _format(fmt), 0
+    for layer in model.layers:
+        if layer.kind == "linear":
+            continue
+        held, extra = kv_len, 0
+        if layer.kind == "sliding":
+            held, extra = min(layer.window - 1 + max_batched_tokens, kv_len), 1
+        elif layer.kind == "chunked":
+            held = min(layer.window + max_batched_tokens, kv_len)
+        block = _block(layer, fmt, block_size)
+        total += layer.count * fmt.allocated(-(-held // block) + extra, block, 1, layer.shape)
+    return total
+
+
+def weight_bytes(model: ModelSpec, dtype_bytes: int | None = None) -> int | None:
+    """Bytes of the weights: as a file stores them where one was read, else 2 (bf16) for every parameter.
+
+    dtype_bytes: count that many per parameter instead. None where the parameter count is unknown.
+    Source: model.weight_bytes, or parameters × dtype_bytes; the count's own source is in data/models.csv.
+    """
+    if dtype_bytes is None and model.weight_bytes is not None:
+        return model.weight_bytes
+    dtype_bytes = 2 if dtype_bytes is None else dtype_bytes
     positive(dtype_bytes=dtype_bytes)
     return None if model.params is None else model.params * dtype_bytes
 
@@ -114,7 +149,7 @@ def article_formula_bytes(model: ModelSpec, kv_len: int, batch_size: int = 1) ->
     return 2 * model.num_layers * model.num_kv_heads * model.head_dim * 2 * kv_len * batch_size
 
 
-def crossover_tokens(model: ModelSpec, fmt: KVFormat | str = "bf16", dtype_bytes: int = 2) -> int | None:
+def crossover_tokens(model: ModelSpec, fmt: KVFormat | str = "bf16", dtype_bytes: int | None = None) -> int | None:
     """Cached tokens up to which the KV bytes do not exceed the weight bytes: the largest such kv_len (rounded down).
 
     For uniform full attention the tokens may be spread over any number of sequences. A chunked layer counts as a
@@ -127,7 +162,16 @@ def crossover_tokens(model: ModelSpec, fmt: KVFormat | str = "bf16", dtype_bytes
         return None
     bounded = replace(model, layers=tuple(replace(layer, kind="sliding") if layer.kind == "chunked" else layer
                                           for layer in model.layers))
-    return bisect_right(range(1, weights + 1), weights, key=lambda kv_len: kv_bytes(bounded, kv_len, fmt))
+
+    def over(kv_len: int) -> int:
+        return kv_bytes(bounded, kv_len, fmt)
+    if not fmt.residual or over(fmt.residual) > weights:
+        return bisect_right(range(1, weights + 1), weights, key=over)
+    # Bytes fall where a full group of the tail is encoded: search among those points, then inside the group.
+    group = math.lcm(*(fmt.token_group(layer.shape) for layer in bounded.layers if layer.shape))
+    start = fmt.residual + group * (bisect_right(range(weights + 1), weights,
+                                                 key=lambda n: over(fmt.residual + n * group)) - 1)
+    return start - 1 + bisect_right(range(start, start + group), weights, key=over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +179,8 @@ class Size:
     """How large the cache of a batch of equally long sequences is. Bytes; None = unknown.
 
     kv_bytes and state_bytes: all sequences, over all ranks once. kv_bytes_per_token: marginal, one sequence.
-    kv_bytes_per_rank: what each of tp ranks holds. weight_bytes: 16-bit weights, over all ranks once.
+    kv_bytes_per_rank: what each of tp ranks holds. weight_bytes: over all ranks once, weights_are says how counted.
+    engine_bytes: all sequences in a paged engine's blocks, at most. approximate: why not exact, "" = exact.
     """
     model: str
     kv_len: int
@@ -151,6 +196,11 @@ class Size:
     kind: str
     method: str
     note: str
+    engine_bytes: int
+    engine_note: str
+    weights_are: str
+    approximate: str
+    assumed: tuple[str, ...]
 
 
 def size(model: ModelSpec, kv_len: int, batch_size: int = 1, kv_format: KVFormat | str = "bf16", tp: int = 1) -> Size:
@@ -171,7 +221,22 @@ def size(model: ModelSpec, kv_len: int, batch_size: int = 1, kv_format: KVFormat
                 state_bytes=batch_size * state_bytes(model), weight_bytes=weight_bytes(model),
                 article_formula_bytes=article_formula_bytes(model, kv_len, batch_size),
                 kv_bytes_per_rank=batch_size * kv_bytes(model, kv_len, fmt, tp),
-                kind="modelled", method="formula:layer_bytes", note=note)
+                kind="modelled", method="formula:layer_bytes", note=note,
+                engine_bytes=batch_size * engine_bytes(model, kv_len, fmt), engine_note=_engine_note(model, fmt),
+                weights_are="16 bit" if model.weight_bytes is None else "as stored",
+                approximate=model.approximate, assumed=model.assumed)
+
+
+def _block(layer: LayerSpec, fmt: KVFormat, block_size: int) -> int:
+    return math.lcm(block_size, fmt.token_group(layer.shape))
+
+
+def _engine_note(model: ModelSpec, fmt: KVFormat) -> str:
+    blocks = sorted({_block(layer, fmt, BLOCK_SIZE) for layer in model.layers if layer.kind != "linear"})
+    note = f"at most, in blocks of {' and '.join(map(str, blocks)) or BLOCK_SIZE} tokens"
+    if any(layer.window for layer in model.layers):
+        note += f"; windows with {MAX_BATCHED_TOKENS:,} batched tokens in flight"
+    return note
 
 
 def _format(fmt: KVFormat | str) -> KVFormat:

@@ -17,7 +17,8 @@ from kvlab.shapes import AttentionShape, Workload
 
 MHA = AttentionShape(4, 4, 16)
 GQA = AttentionShape(8, 2, 16)
-FORMATS = ["fp32", "bf16", "int8/token", "int8/block4"]
+FORMATS = ["fp32", "bf16", "int8/token", "int8/block4", "int8/head", "fp8_e4m3", "int4/token/g3", "int4/channel/g4",
+           "k16v8", "kivi4/g4/r3"]
 
 
 @st.composite
@@ -45,11 +46,16 @@ def seen(workload):
 def stored_bytes(workload, fmt):
     """Bytes of the set of stored rows that some query sees; a row is shared if all its tokens lie in the prefix.
 
-    A format that scales groups of tokens stores a group's codes anew where its scale is another.
+    A format that scales groups of tokens stores a group's codes anew where its scale is another. A tail is fp16, and
+    each sequence of such a cache has everything to itself.
     """
-    group, rows = fmt.token_group(workload.shape), {}
+    group, rows, shape = fmt.token_group(workload.shape), {}, workload.shape
+    widths = {"k": shape.head_dim, "v": 0 if shape.v_in_k else shape.v_dim}
     for b, _, token in seen(workload):
-        shared = token // group * group + group <= workload.shared_prefix
+        if fmt.residual and token >= (workload.kv_lens[b] - fmt.residual) // group * group:
+            rows |= {(b, side, "tail", token): 2 * width for side, width in widths.items()}
+            continue
+        shared = not fmt.residual and token // group * group + group <= workload.shared_prefix
         for side, parts in zip("kv", fmt.components(workload.shape), strict=True):
             for part in parts:
                 rows["all" if shared else b, side, part.name, token // part.tokens] = part.width * part.itemsize
@@ -81,6 +87,25 @@ def test_ideal_traffic_by_hand():
     assert ideal_traffic(workload, kv_format("fp32"), 4)[:2] == (q + 4 * (k + v), out)
     scales = 3 * 100 * 2 * 2 * 4                                      # one of fp32 per token, KV head, and each of K, V
     assert ideal_traffic(workload, kv_format("int8/token"), 4)[:2] == (q + k + v + scales, out)
+    for name in ("fp8_e4m3", "fp8_e5m2/tensor", "int8/head", "int8/channel"):         # static scales are the layer's
+        assert ideal_traffic(workload, kv_format(name), 4)[:2] == (q + k + v, out)
+    groups = 3 * 100 * 2 * (2 + 1) * (2 + 2)                          # fp16 scale and zero of each 32 channels of K, V
+    assert ideal_traffic(workload, kv_format("int4/token/g32"), 4)[:2] == (q + (k + v) // 2 + groups, out)
+    assert ideal_traffic(workload, kv_format("int2/token/g32"), 2)[:2] == ((q // 2 + (k + v) // 4 + groups), out // 2)
+    assert ideal_traffic(workload, kv_format("k16v8"), 4)[:2] == (q + 2 * k + v + scales // 2, out)
+    settled, tail = 2 * (32 * (32 + 16) + 64 * 4 + 32 * 4), (100 - 32) * 2 * (64 + 32) * 2        # one group of 32
+    assert ideal_traffic(workload, kv_format("kivi4/g32/r64"), 4)[:2] == (q + 3 * (settled + tail), out)
+
+
+def test_a_window_in_the_tail_reads_fp16_and_one_before_it_whole_groups_too():
+    def read(window):
+        workload = Workload.decode(AttentionShape(2, 1, 32, window=window), kv_len=100)
+        return ideal_traffic(workload, kv_format("kivi4/g32/r60"), 4).read_bytes - 2 * 32 * 4
+    codes, scales, zeros = 16, 2, 2                                   # per token; of 32 channels
+    token, channels = codes + scales + zeros, 32 * (scales + zeros)   # V's scale is the token's, K's the group's
+    assert [read(n) for n in (1, 68)] == [1 * 128, 68 * 128]          # 100 - 60 leaves one group of 32 settled
+    assert read(69) == 68 * 128 + 1 * (codes + token) + channels
+    assert read(100) == read(None) == 68 * 128 + 32 * (codes + token) + channels
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -88,7 +113,7 @@ def test_a_shared_prefix_counts_once(name):
     fmt, alone = kv_format(name), Workload.decode(GQA, batch_size=5, kv_len=80)
     shared = replace(alone, shared_prefix=48)
     saved = ideal_traffic(alone, fmt, 4).read_bytes - ideal_traffic(shared, fmt, 4).read_bytes
-    assert saved == 4 * fmt.nbytes(48, GQA)
+    assert saved == (0 if fmt.residual else 4 * fmt.nbytes(48, GQA)), "a cache with tails shares no prefix"
 
 
 def test_a_prefix_outside_every_window_counts_nothing():
@@ -149,6 +174,9 @@ def test_decoding_a_format_costs_a_write_and_a_read_of_the_floats_unless_they_st
     assert one.format_path == "decoded"
     assert least_cost(one, floats - 1) == ideal.plus(read=floats, write=floats)
     assert least_cost(one, floats) == ideal
+    for name in ("fp8_e4m3", "kivi4/g4/r3", "k16v8"):
+        two, stored = trial("sdpa", workload, kv_format=name), ideal_traffic(workload, kv_format(name), 4)
+        assert two.format_path == "decoded" and least_cost(two) == stored.plus(read=floats, write=floats)
     native = trial("sdpa", workload, kv_format="fp32")
     assert native.format_path == "native" and least_cost(native) == ideal_traffic(workload, native.format, 4)
 

@@ -11,10 +11,13 @@ import pytest
 import torch
 
 from kvlab.attention import Comparison, Trial, VariantRef, trial, variants
+from kvlab.attention._base import originals
 from kvlab.attention.flash import Flash
 from kvlab.attention.naive import Naive
 from kvlab.attention.paged import Paged
 from kvlab.kv.cache import Layout
+from kvlab.kv.formats import KVFormat
+from kvlab.kv.formats import kv_format as kv_format_of
 from kvlab.probes import measure
 from kvlab.probes.kernel_error import KernelError
 from kvlab.registry import load_file
@@ -197,7 +200,7 @@ def test_copies_differ_and_the_same_seed_gives_the_same():
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(16, "random"), Layout(32, order="token")], ids=str)
-@pytest.mark.parametrize("kv_format", ["fp32", "int8/block16"])
+@pytest.mark.parametrize("kv_format", ["fp32", "int8/block16", "k8v4", "kivi4/g16/r24"])
 def test_the_bytes_announced_before_allocation_cover_what_is_allocated(layout, kv_format):
     """One long sequence among short ones: a contiguous layout gives each of them room for the longest."""
     workload = Workload(AttentionShape(4, 2, 8), (1,) * 9, (3,) * 8 + (1000,))
@@ -230,6 +233,66 @@ def test_touched_bytes_leave_out_what_a_window_hides_and_count_a_shared_prefix_o
     assert touched(wide, block) == ((16 - 5) + 24 + 17) * token
     codes, scale = 2 * 10 * 16, 2 * 4                                 # tokens 30 … 39 lie in groups 1 and 2 of 16
     assert touched(Workload(windowed.shape, (1,), (40,)), Layout(16), "int8/block16") == 2 * (codes + 2 * scale)
+    fp16, eight = 2 * (16 + 16) * 2, 2 * (16 + 16)                     # bytes of a token
+    assert touched(Workload(windowed.shape, (1,), (40,)), Layout(16), "kivi4/g16/r24") == 10 * fp16
+    assert touched(ragged, Layout(16), "fp8_e4m3") == (40 + 33) * eight
+
+
+# ---------------------------------------------------------------------------------------------------- calibration
+
+def scales_of(comparison, copies=1):
+    """(fmt, layout) -> per copy, the static scales of K and of V that its cache decodes with."""
+    return {key: [[a for codec in (one.cache.format.k, one.cache.format.v) for a in getattr(codec, "scales", ())]
+                  for one in made] for key, made in comparison.inputs(copies).items()}
+
+
+def equal(a, b):
+    return len(a) == len(b) > 0 and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("kv_format", ["int8/head", "fp8_e4m3/tensor", "int4/channel", "bf16+int8/head"])
+def test_static_scales_are_found_once_on_tokens_that_no_input_holds(kv_format, monkeypatch):
+    seen, original = [], KVFormat.calibrate
+    monkeypatch.setattr(KVFormat, "calibrate", lambda fmt, k, v: seen.append((k, v)) or original(fmt, k, v))
+    whole = Comparison(tuple(trial(name, DECODE, kv_format=kv_format, replica=r)
+                             for name, r in (("naive", 0), ("naive", 1), ("paged", 0))))
+    inputs = whole.inputs(3)
+    assert len(seen) == 1, "one pass for all layouts, copies and replicas"
+    (k_SKD, v_SKD), held = seen[0], [x for copies in inputs.values() for x in copies[0].k + copies[0].v]
+    assert k_SKD.shape == v_SKD.shape == (256, 2, 16)
+    held += [x for i in (1, 2) for side in originals(whole.trials[0], i)[1:] for x in side]
+    rows = {tuple(row) for x in held for row in x.flatten(0, 1).tolist()}
+    assert len(rows) == 2 * 2 * 2 * 40 * 3                             # K and V, sequences, heads, tokens, copies
+    assert not rows & {tuple(row) for x in (k_SKD, v_SKD) for row in x.flatten(0, 1).tolist()}
+    wanted = original(kv_format_of(kv_format), k_SKD, v_SKD)
+    wanted = [a for codec in (wanted.k, wanted.v) for a in getattr(codec, "scales", ())]
+    for copies in scales_of(whole, 3).values():
+        assert len(copies) == 3 and all(equal(mine, wanted) for mine in copies)
+
+
+def test_both_halves_of_an_a_a_pair_have_the_same_scales_and_another_seed_has_others():
+    def scales(**changed):
+        one = trial("naive", DECODE, kv_format="int8/head", **changed)
+        return scales_of(Comparison((one,)))["int8/head", one.layout][0]
+    assert equal(scales(), scales(replica=1)) and equal(scales(), scales(layout=Layout(order="token")))
+    assert not equal(scales(), scales(seed=1))
+    assert not equal(scales(), scales(data="outlier")), "calibrated on data of the same kind"
+    k_scale, v_scale = scales(data="outlier")
+    assert 8 < float((k_scale / scales()[0]).mean()) < 18 and torch.allclose(v_scale, scales()[1])
+
+
+def test_calibration_draws_from_its_own_seed_and_leaves_the_inputs_alone():
+    plain, static = (trial("naive", DECODE, kv_format=name) for name in ("fp32", "int8/head"))
+    alone = Comparison((plain,)).inputs(2)["fp32", Layout()]
+    beside = Comparison((plain, static)).inputs(2)["fp32", Layout()]
+    for a, b in zip(alone, beside, strict=True):
+        assert torch.equal(a.q_TQD, b.q_TQD) and all(map(torch.equal, a.cache.arrays, b.cache.arrays))
+
+
+def test_a_latent_is_calibrated_without_a_v():
+    latent = Workload.decode(AttentionShape(4, 1, 24, v_head_dim=16, v_in_k=True), kv_len=50)
+    (rows,) = measure(Comparison((trial("naive", latent, kv_format="int8/head"),)), [KernelError()])
+    assert rows["status"] == "ok"
 
 
 def test_a_trials_copies_share_one_workspace_and_two_trials_do_not():
@@ -328,6 +391,11 @@ def test_wrong_layouts_are_refused_in_words(arguments, message):
     (Layout(16, share_prefix=True), "fp32", "block_size=16 divides, got 40"),
     (Layout(10, share_prefix=True), "fp32", None),
     (Layout(32), "int8/block16", None),
+    (Layout(24), "kivi4/g16/r24", "block_size=24 is not a multiple of kivi4/g16/r24's token group (16)"),
+    (Layout(8, share_prefix=True), "kivi4/g8/r24", "kivi4/g8/r24 keeps each sequence's newest tokens apart"),
+    (Layout(8, share_prefix=True), "int8/head", None),
+    (Layout(8), "q8_0", "kvlab knows how large q8_0 is and does not compute with it; see kvlab ls formats"),
+    (Layout(8), "bf16+nvfp4", "kvlab knows how large bf16+nvfp4 is and does not compute with it"),
 ])
 def test_a_layout_says_which_workloads_and_formats_it_cannot_hold(layout, kv_format, why):
     said = trial("paged", replace(DECODE, shared_prefix=40), layout=layout, kv_format=kv_format).why_not()

@@ -8,19 +8,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.attention import Comparison, VariantRef, reference, trial, variants
-from kvlab.attention._matrix import FORMATS, LAYOUTS, WORKLOADS, cells
+from kvlab.attention._matrix import FORMATS, LAYOUTS, MORE_FORMATS, WITH_MORE_FORMATS, WORKLOADS, cells
 from kvlab.attention.flash import Flash
 from kvlab.attention.paged import Paged
 from kvlab.kv.cache import Layout
+from kvlab.kv.formats import format_names
 from kvlab.probes import measure
+from kvlab.probes.format_error import FormatError
 from kvlab.probes.kernel_error import KernelError
 from kvlab.shapes import AttentionShape, Workload
 
-ALL = list(variants)
+ALL = [name for name in variants if not getattr(variants[name], "compiles", False)]     # those: test_flex.py
 SHIPPED = {"flash", "naive", "naive_repeat", "paged", "sdpa", "sdpa_enable_gqa"}
 CONTIGUOUS_ONLY = SHIPPED - {"paged"}
 NO_SOFTCAP = {"paged", "sdpa", "sdpa_enable_gqa"}
 PAGED = Layout(16, "random")
+
+
+def formats_of(workload):
+    return FORMATS + (MORE_FORMATS if workload in WITH_MORE_FORMATS else ())
 
 
 def judged(trials):
@@ -50,9 +56,9 @@ def runnable(name, workload, **rest):
 
 def expected(one, inputs):
     """The oracle on what the cache holds now."""
-    pairs = [inputs.cache.format.decode(inputs.cache.gather(table[:-(-n // inputs.cache.block_size)], n),
+    pairs = [inputs.cache.format.decode(inputs.cache.gather(table[:-(-n // inputs.cache.block_size)], n, b),
                                         one.workload.shape, one.torch_dtype)
-             for table, n in zip(inputs.block_table.tolist(), inputs.kv_lens, strict=True)]
+             for b, (table, n) in enumerate(zip(inputs.block_table.tolist(), inputs.kv_lens, strict=True))]
     return reference(one.workload, inputs.q_BTQD, [k for k, _ in pairs], [v for _, v in pairs])
 
 
@@ -64,7 +70,7 @@ def close(output, exact, tolerance=2e-6):
 @pytest.mark.parametrize("name", ALL)
 def test_agrees_with_the_oracle_or_says_why_not(name, workload):
     rows = {cell: row for cell, row in matrix(workload).items() if cell[0] == name}
-    assert len(rows) == len(FORMATS) * (len(LAYOUTS) - (WORKLOADS[workload].shared_prefix == 0))
+    assert len(rows) == len(formats_of(workload)) * (len(LAYOUTS) - (WORKLOADS[workload].shared_prefix == 0))
     for cell, row in rows.items():
         assert row["status"] in ("ok", "skipped"), (cell, row["error"])
         if row["status"] == "skipped":
@@ -87,7 +93,7 @@ def test_agrees_with_the_oracle_in_half_precision(workload, dtype):
 def test_a_shipped_variant_refuses_what_it_must_and_nothing_else(name):
     refused = {(workload, cell[1], cell[2]): row["error"] for workload in WORKLOADS
                for cell, row in matrix(workload).items() if cell[0] == name and row["status"] == "skipped"}
-    must = {(workload, fmt, layout) for workload in WORKLOADS for fmt in FORMATS for layout in LAYOUTS
+    must = {(workload, fmt, layout) for workload in WORKLOADS for fmt in formats_of(workload) for layout in LAYOUTS
             if (WORKLOADS[workload].shared_prefix or not layout.share_prefix)
             and ((name in CONTIGUOUS_ONLY and layout.block_size) or (name in NO_SOFTCAP and workload == "soft-cap"))}
     assert set(refused) == must
@@ -113,7 +119,8 @@ def workloads(draw):
 
 
 @settings(max_examples=40, deadline=None)
-@given(workloads(), st.sampled_from(FORMATS), st.sampled_from(["head", "token"]), st.sampled_from([16, 32]))
+@given(workloads(), st.sampled_from((*FORMATS, *MORE_FORMATS, "kivi2/g8/r5", "int4/channel/g16", "fp8_e5m2/head")),
+       st.sampled_from(["head", "token"]), st.sampled_from([16, 32]))
 def test_any_workload_agrees_with_the_oracle(workload, fmt, order, block_size):
     trials = [trial(name, workload, kv_format=fmt, layout=layout) for name in ALL
               for layout in (Layout(order=order), Layout(block_size, "random", order))]
@@ -127,7 +134,7 @@ def test_any_workload_agrees_with_the_oracle(workload, fmt, order, block_size):
 BATCH = Workload(AttentionShape(4, 2, 16, window=25), (1, 3, 1), (40, 33, 7))
 
 
-@pytest.mark.parametrize("fmt", ["fp32", "int8/block16"])
+@pytest.mark.parametrize("fmt", ["fp32", "int8/block16", "kivi4/g16/r24"])
 @pytest.mark.parametrize("name", ALL)
 def test_reads_q_and_the_cache_when_called_and_keeps_nothing_derived(name, fmt):
     one, inputs = runnable(name, BATCH, kv_format=fmt)
@@ -139,15 +146,14 @@ def test_reads_q_and_the_cache_when_called_and_keeps_nothing_derived(name, fmt):
     second = call().clone()                                          # an output buffer of its own may be used again
     assert close(second, expected(one, inputs)), "q was not read again"
     other = Comparison((replace(one, seed=99),)).inputs()[one.kv_format, one.layout][0]
-    for mine, theirs in zip(inputs.cache.k_arrays + inputs.cache.v_arrays,
-                            other.cache.k_arrays + other.cache.v_arrays, strict=True):
+    for mine, theirs in zip(inputs.cache.arrays, other.cache.arrays, strict=True):
         mine.copy_(theirs.flip(0) if fmt == "fp32" else theirs)
     third = call()
     assert close(third, expected(one, inputs)), "the cache was not read again"
     assert not close(third, second, 0.1)
 
 
-@pytest.mark.parametrize("fmt", ["fp32", "bf16", "int8/block16"])
+@pytest.mark.parametrize("fmt", ["fp32", "bf16", "int8/block16", "fp8_e4m3", "kivi4/g16/r24"])
 @pytest.mark.parametrize("name", ALL)
 def test_slots_beyond_kv_len_never_matter(name, fmt):
     one, inputs = runnable(name, BATCH, kv_format=fmt)
@@ -155,15 +161,17 @@ def test_slots_beyond_kv_len_never_matter(name, fmt):
     before = call().clone()
     k_parts, v_parts = cache.format.components(cache.shape)
     used = [[set() for _ in range(cache.num_blocks)] for _ in k_parts + v_parts]
-    for table, kv_len in zip(inputs.block_table.tolist(), inputs.kv_lens, strict=True):
-        for token in range(kv_len):
+    spoiled, stale = 0, {torch.uint8: 126, torch.int8: -113}          # 126 is the largest number of e4m3
+    for b, (table, kv_len) in enumerate(zip(inputs.block_table.tolist(), inputs.kv_lens, strict=True)):
+        for tail in () if cache.k_tail is None else (cache.k_tail, cache.v_tail):
+            tail[b, :, cache.format.tail(kv_len, cache.shape):] = -113
+        for token in range(kv_len - cache.format.tail(kv_len, cache.shape)):
             for rows, part in zip(used, k_parts + v_parts, strict=True):
                 rows[table[token // cache.block_size]].add(token % cache.block_size // part.tokens)
-    spoiled = 0
     for rows, array in zip(used, cache.by_head(cache.k_arrays) + cache.by_head(cache.v_arrays), strict=True):
         for block, kept in enumerate(rows):
             unused = [r for r in range(array.shape[2]) if r not in kept]
-            array[block, :, unused] = -113
+            array[block, :, unused] = stale.get(array.dtype, -113)
             spoiled += len(unused)
     assert spoiled > 0
     assert torch.equal(call(), before)
@@ -257,3 +265,68 @@ def test_a_window_keeps_blocks_before_it_from_being_gathered():
         patch.setattr(torch, "index_select", lambda a, d, i, out: rows.append(len(i)) or original(a, d, i, out=out))
         one.prepare([inputs])[0]()
     assert rows == [2 * 2] * 2                                      # tokens 80 … 99 lie in blocks 5 and 6 of two heads
+
+
+@pytest.mark.parametrize("window, blocks", [(5, 1), (20, 1), (36, 1), (37, 1), (53, 2), (90, 4), (None, 4)])
+@pytest.mark.parametrize("workload", [
+    Workload.decode(AttentionShape(4, 2, 16), kv_len=100),
+    Workload.decode(AttentionShape(4, 2, 16), batch_size=3, kv_len=100),
+    Workload(AttentionShape(4, 1, 24, v_head_dim=16, v_in_k=True), (3, 1), (100, 9))], ids=["one", "batch", "latent"])
+def test_a_window_may_end_in_the_tail_or_before_it(workload, window, blocks):
+    """Of 100 tokens the newest 36 are in the tail; blocks 0 … 3 hold the others, and no later one is gathered."""
+    workload = replace(workload, shape=replace(workload.shape, window=window))
+    fmt, gathered, original = "kivi4/g16/r24", [], torch.index_select
+    trials = [trial(name, workload, kv_format=fmt, layout=layout) for name in sorted(SHIPPED)
+              for layout in (Layout(), Layout(order="token"), Layout(16), Layout(16, "random", "token"))]
+    for one, row in judged(trials).items():
+        assert row["status"] == ("skipped" if one.variant.ref != "paged" and one.layout.block_size else "ok"), row
+    one, inputs = runnable("paged", workload, kv_format=fmt)
+    call = one.prepare([inputs])[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "index_select",
+                      lambda a, d, i, out: gathered.append(len(i)) or original(a, d, i, out=out))
+        assert close(call(), expected(one, inputs))
+    if workload.uniform and workload.q_lens[0] == 1:
+        assert set(gathered) == {blocks * 2 * workload.batch_size}
+
+
+LATENT = AttentionShape(8, 1, 72, v_head_dim=64, v_in_k=True)
+WIDE_K = AttentionShape(8, 2, 96, v_head_dim=64)
+
+
+@pytest.mark.parametrize("fmt", [name for name in format_names() if name not in FORMATS])
+@pytest.mark.parametrize("shape", [LATENT, WIDE_K], ids=["latent", "K wider than V"])
+def test_shipped_variants_agree_with_the_oracle_in_every_format(shape, fmt):
+    workload = Workload(shape, (1, 4), (200, 37))
+    group = trial("naive", workload, kv_format=fmt).format.token_group(shape)
+    trials = [trial(name, workload, kv_format=fmt) for name in sorted(CONTIGUOUS_ONLY)]
+    trials += [trial("paged", workload, kv_format=fmt, layout=Layout(max(16, group), "random", order))
+               for order in ("head", "token")]
+    for one, row in judged(trials).items():
+        assert row["status"] == "ok" and row["value"] < 5e-6, (one.variant.label, row["error"])
+
+
+def format_errors(names, workload, **rest):
+    rows = measure(Comparison(tuple(trial("sdpa", workload, kv_format=name, **rest) for name in names)),
+                   [KernelError(), FormatError()])
+    found = {row["kv_format"]: row["value"] for row in rows if row["metric"] == "format_error"}
+    assert {row["status"] for row in rows} == {"ok"}
+    return [found[name] for name in names]
+
+
+def test_what_a_format_costs_grows_as_bits_fall():
+    workload = Workload.decode(AttentionShape(8, 2, 64), batch_size=2, kv_len=300)
+    errors = format_errors(["fp32", "fp16", "bf16", "int8/token", "fp8_e4m3", "fp8_e5m2", "int2/token/g32"], workload)
+    assert errors == sorted(errors) and errors[0] < 1e-6 and errors[-1] > 0.2
+    bits = format_errors(["int8/token", "k8v4", "int4/token/g32", "k4v2", "int2/token/g32"], workload)
+    assert all(1.2 * fewer < more for fewer, more in zip(bits, bits[1:], strict=False))
+    fine, coarse = format_errors(["int4/token/g16", "int4/block64"], workload)
+    assert fine < coarse
+    eight, kivi, four = format_errors(["k16v8", "kivi4/g32/r128", "kivi4/g32"], workload)
+    assert eight < kivi < four, "tokens that are kept in fp16 err less"
+
+
+def test_channels_of_k_that_stand_out_cost_a_scale_per_token_more_than_one_per_channel():
+    workload = Workload.decode(AttentionShape(8, 2, 64), kv_len=300)
+    token, channel = format_errors(["int4/token", "int4/channel/g32+int4/token"], workload, data="outlier")
+    assert 1.5 * channel < token

@@ -10,6 +10,7 @@ from kvlab.kv.formats import kv_format
 from kvlab.kv.sizing import (
     article_formula_bytes,
     crossover_tokens,
+    engine_bytes,
     first_kept,
     kv_bytes,
     kv_bytes_per_token,
@@ -17,6 +18,7 @@ from kvlab.kv.sizing import (
     size,
     state_bytes,
     tp_replication,
+    weight_bytes,
 )
 from kvlab.shapes import LayerSpec, ModelSpec
 
@@ -174,6 +176,50 @@ def test_approximate_models_are_never_called_exact():
     assert sized.kind == "modelled" and sized.note.startswith("approximate: ") and "indexer" in sized.note
 
 
+def test_an_engines_blocks_of_gemma_4_are_what_vllm_logged():
+    """A public vLLM log: 64.68 GiB of cache, 626,949 tokens at the model's maximum of 262,144 (108.2 KiB a token)."""
+    gemma = model("nvidia/Gemma-4-31B-IT-NVFP4")
+    one = engine_bytes(gemma, 262_144, "bf16")
+    assert one == 10 * 4 * 1024 * 2 * 262_144 + 50 * 16 * 512 * 2 * 16 * (-(-(1024 - 1 + 8192) // 16) + 1)
+    assert round(one / 262_144 / 1024, 1) == 108.2
+    assert abs(64.68 * GiB / one * 262_144 - 626_949) < 0.005 * GiB / one * 262_144      # the log rounds the GiB
+    assert one > 1.02 * kv_bytes(gemma, 262_144, "bf16")
+
+
+def test_an_engine_adds_what_the_rule_says():
+    def of(group, kv_len, fmt="bf16", **more):
+        return engine_bytes(ModelSpec("toy", (group,), 8, 2, 64), kv_len, fmt, **more)
+    per_token = 2 * 2 * 64 * 2
+    assert of(layer(heads=(8, 2), width=(64, None)), 17) == 32 * per_token
+    assert of(layer(heads=(8, 2), width=(64, None), count=3), 17, block_size=64) == 3 * 64 * per_token
+    sliding = layer("sliding", window=100, heads=(8, 2), width=(64, None))
+    assert of(sliding, 50) == (4 + 1) * 16 * per_token
+    assert of(sliding, 5000, max_batched_tokens=205) == (19 + 1) * 16 * per_token        # 99 + 205 tokens: 19 blocks
+    assert of(replace(sliding, kind="chunked"), 5000, max_batched_tokens=205) == 20 * 16 * per_token
+    assert of(LayerSpec("linear", 4, state_bytes=1024), 5000) == 0
+    # blocks of 16 would split scales of 24 tokens: both fit into 48
+    assert of(layer(heads=(8, 2), width=(64, None)), 17, "int8/block24") == 2 * 2 * (48 * 64 + 2 * 4)
+    with pytest.raises(ValueError, match="max_batched_tokens=0"):
+        of(sliding, 50, max_batched_tokens=0)
+
+
+def test_weights_are_what_a_file_stores():
+    stored = replace(QWEN, weight_bytes=40 * GiB)
+    assert weight_bytes(stored) == 40 * GiB and weight_bytes(stored, 2) == weight_bytes(QWEN) == 2 * QWEN.params
+    assert crossover_tokens(stored) == 40 * GiB // 327_680
+    assert crossover_tokens(replace(stored, params=None)) == crossover_tokens(stored)
+    assert (size(stored, 16).weights_are, size(QWEN, 16).weights_are) == ("as stored", "16 bit")
+
+
+def test_size_says_what_was_assumed_and_what_an_engine_adds():
+    spec = replace(QWEN, assumed=("head_dim = 128",), approximate="a model of it")
+    sized = size(spec, 17, batch_size=3)
+    assert sized.assumed == ("head_dim = 128",) and sized.approximate == "a model of it"
+    assert sized.engine_bytes == 3 * 32 * 327_680 and sized.engine_note == "at most, in blocks of 16 tokens"
+    assert size(spec, 17, kv_format="int8/block24").engine_note == "at most, in blocks of 48 tokens"
+    assert "8,192 batched tokens in flight" in size(model("mistralai/Mistral-7B-v0.1"), 17).engine_note
+
+
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True])
@@ -265,7 +311,25 @@ def test_marginal_bytes_add_up_where_nothing_is_dropped(spec, kv_len, fmt):
     assert kv_bytes(spec, kv_len, fmt) - kv_bytes(spec, kv_len - 1, fmt) == kv_bytes_per_token(spec, kv_len, fmt)
 
 
+@given(st.sampled_from(list(models().values())), lengths, formats)
+def test_an_engine_never_holds_less_than_the_sequence(spec, kv_len, fmt):
+    assert engine_bytes(spec, kv_len, fmt) >= kv_bytes(spec, kv_len, fmt)
+    if all(group.window is None for group in spec.layers) and fmt == "bf16":
+        whole = -(-kv_len // 16) * 16
+        assert engine_bytes(spec, kv_len, fmt) == kv_bytes(spec, whole, fmt)
+
+
 @given(lengths, formats, heads, widths)
 def test_a_full_layer_is_exactly_what_the_format_stores(kv_len, fmt, heads, widths):
     group = layer("full", heads, widths)
     assert layer_bytes(group, kv_len, fmt) == kv_format(fmt).nbytes(kv_len, group.shape)
+
+
+@pytest.mark.parametrize("fmt", ["int8/block16", "kivi2/g32/r128", "kivi4/g32/r128"])
+@pytest.mark.parametrize("params", [100, 16_500, 18_123, 20_000])
+def test_the_crossover_is_the_last_length_that_still_fits(params, fmt):
+    """Also where bytes fall when a tail is encoded, so that lengths which fit do not stand in one run."""
+    spec = ModelSpec("toy", (layer(heads=(2, 1), width=(64, None)),), 2, 1, 64, params=params)
+    most = 2 * params // 32 + 200                       # a token takes 32 bytes at least
+    assert crossover_tokens(spec, fmt) == max((n for n in range(1, most) if kv_bytes(spec, n, fmt) <= 2 * params),
+                                              default=0)

@@ -1,0 +1,138 @@
+"""A ModelSpec from a GGUF file: its metadata, read as a config, and its tensors' shapes and types. Nothing is loaded.
+
+The library's reader takes every entry of the tokenizer's arrays apart, which is most of its time, and follows whatever
+length a file states. `_Header` skips those arrays and refuses lengths beyond the file's end.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from kvlab.catalog._files import opened
+from kvlab.catalog.config import spec_of
+from kvlab.shapes import ModelSpec
+
+WHAT = "a GGUF file"
+MAX_KEYS, MAX_TENSORS = 10_000, 100_000
+
+# {architecture}.key of the file -> the config's name for it
+_KEYS = {
+    "block_count": "num_hidden_layers", "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
+    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim", "attention.value_length": "v_head_dim",
+    "attention.key_length_swa": "swa_head_dim", "attention.value_length_swa": "swa_v_head_dim",
+    "attention.sliding_window": "sliding_window", "attention.sliding_window_pattern": "sliding_window_pattern",
+    "attention.shared_kv_layers": "num_kv_shared_layers", "attention.chunk_size": "attention_chunk_size",
+    "attention.kv_lora_rank": "kv_lora_rank", "attention.indexer.key_length": "index_head_dim",
+    "ssm.inner_size": "ssm_inner_size", "ssm.state_size": "ssm_state_size",
+    "full_attention_interval": "full_attention_interval",
+}
+# Architectures that the two worlds spell differently.
+_ARCHITECTURES = {"gemma3": "gemma3_text", "gpt-oss": "gpt_oss", "deepseek2": "deepseek_v3", "command-r": "cohere",
+                  "qwen2vl": "qwen2_vl_text", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "llama4": "llama4_text",
+                  "starcoder": "gpt_bigcode", "gptneox": "gpt_neox", "glm4moe": "glm4_moe", "falcon-h1": "falcon_h1"}
+
+
+def read_gguf(path: Path) -> ModelSpec:
+    """The model of a GGUF file, with its parameter count and the bytes of its weights as they are stored.
+
+    Refuses what is cut short, foreign or states lengths that it does not have, and what spec_of refuses.
+    Source: the file's metadata and tensor list, through the package gguf.
+    """
+    fields, params, nbytes = _read(path)
+    kind = fields.get("general.architecture")
+    if not isinstance(kind, str) or fields.get("general.type", "model") != "model":
+        raise ValueError(f"{path} holds no language model (general.architecture {kind!r:.40}, general.type "
+                         f"{fields.get('general.type', 'missing')!r:.40}); give a model's GGUF file")
+    if fields.get(f"{kind}.attention.causal") is False:
+        raise ValueError(f"{path} holds an encoder (attention.causal is false), which keeps no KV cache; give a "
+                         "decoder's GGUF file")
+    spec = spec_of(_config(kind, fields), str(path))
+    if (fields.get("split.count") or 1) > 1:
+        return replace(spec, assumed=(*spec.assumed, f"parameters unknown: the file is one of {fields['split.count']}"))
+    return replace(spec, params=params, weight_bytes=nbytes, source=f"{path}, architecture {kind}")
+
+
+def _config(kind: str, fields: dict) -> dict:
+    """The metadata under a config's names. Numbers per layer stay lists."""
+    own = {key.removeprefix(f"{kind}."): value for key, value in fields.items() if key.startswith(f"{kind}.")}
+    config = {name: own[key] for key, name in _KEYS.items() if key in own}
+    config["model_type"] = _ARCHITECTURES.get(kind, kind)
+    unknown = {key.replace(".", "_"): value for key, value in own.items()
+               if key not in _KEYS and key.startswith(("attention.", "ssm.", "wkv.", "kda.", "shortconv."))
+               and not key.endswith(("epsilon", "eps", "group_norm_groups", "causal", "scale", "q_lora_rank", "_mla",
+                                     "max_alibi_bias", "clamp_kqv", "temperature_length", "conv_kernel", "group_count",
+                                     "time_step_rank", "dt_b_c_rms", "indexer.head_count", "indexer.top_k"))}
+    if config.get("kv_lora_rank"):
+        config["qk_rope_head_dim"] = own.get("rope.dimension_count")
+        for key in ("head_dim", "v_head_dim", "num_key_value_heads"):       # of the latent, or of its expansion
+            config.pop(key, None)
+    elif isinstance(own.get("attention.head_count"), int):                  # what the format says of missing keys
+        heads, width = own["attention.head_count"], own.get("embedding_length")
+        config.setdefault("num_key_value_heads", heads)
+        if heads and isinstance(width, int) and width % heads == 0:
+            config.setdefault("head_dim", width // heads)
+    if kind == "gemma3n" or kind == "gemma4":                               # the full layers' widths stand plain
+        config |= {"global_head_dim": config.get("head_dim"), "attention_k_eq_v": None,
+                   "num_global_key_value_heads": None}
+    return {**unknown, **config}
+
+
+def _read(path: Path) -> tuple[dict, int, int]:
+    """(metadata without arrays of text, parameters, stored bytes)."""
+    with opened(path, WHAT) as file:
+        start = file.read(24)
+    if start[:4] != b"GGUF":
+        raise ValueError(f"{path} is not a GGUF file (it does not begin with GGUF)")
+    order = "big" if start[4:6] == b"\0\0" else "little"
+    version, tensors, keys = (int.from_bytes(start[at:to], order) for at, to in ((4, 8), (8, 16), (16, 24)))
+    if len(start) < 24 or version not in (2, 3) or tensors > MAX_TENSORS or keys > MAX_KEYS:
+        raise ValueError(f"{path} is cut short or not a GGUF file that kvlab can read (version {version}, {tensors:,} "
+                         f"tensors, {keys:,} keys; it takes versions 2 and 3, {MAX_TENSORS:,} and {MAX_KEYS:,})")
+    header_class = _header_class()
+    try:
+        header = header_class(path)
+    except Exception as error:              # of many types, all of which say that the file is not what it claims
+        raise ValueError(f"{path} is cut short or damaged ({str(error).strip(chr(39)) or type(error).__name__:.100})"
+                         ) from error
+    fields = {name: field.contents() for name, field in header.fields.items() if field.data}
+    return fields, sum(int(t.n_elements) for t in header.tensors), sum(int(t.n_bytes) for t in header.tensors)
+
+
+def _header_class():
+    try:
+        from gguf import GGUFReader, GGUFValueType
+    except ImportError as error:
+        raise ValueError("GGUF files are read by the package gguf, which is not installed; pip install 'kvlab[models]'"
+                         ) from error
+
+    class _Header(GGUFReader):
+        """The library's reader without the entries of text arrays, and with every length checked."""
+
+        def _get(self, offset, dtype, count=1, override_order=None):
+            found = super()._get(offset, dtype, count, override_order)
+            if len(found) != int(count):
+                raise ValueError("it ends before the values that it says it has")
+            return found
+
+        def _get_field_parts(self, orig_offs, raw_type):
+            if raw_type != GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            item, count = self._get(orig_offs, "uint32"), self._get(orig_offs + 4, "uint64")
+            kind, offset, parts = GGUFValueType(item[0]), orig_offs + 12, [item, count]
+            if kind == GGUFValueType.ARRAY:
+                raise ValueError("it has arrays of arrays")
+            if kind in self.gguf_scalar_to_np:
+                values = self._get(offset, self.gguf_scalar_to_np[kind], count[0])
+                short = len(values) <= 10_000                               # a number per layer, not per token
+                parts += [values[i:i + 1] for i in range(len(values))] if short else []
+                return 12 + values.nbytes, parts, list(range(2, len(parts))), [GGUFValueType.ARRAY, kind]
+            view = memoryview(self.data)
+            for _ in range(int(count[0])):
+                length = int.from_bytes(view[offset:offset + 8], self.endianess.name.lower())
+                offset += 8 + length
+                if offset > len(view):
+                    raise ValueError("it ends before the values that it says it has")
+            return offset - orig_offs, parts, [], [GGUFValueType.ARRAY, kind]
+
+    return _Header
