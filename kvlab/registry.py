@@ -18,7 +18,8 @@ def no_such(what: str, name: str, known: Iterable[str]) -> KeyError:
     known = sorted(known)
     if not known:
         return KeyError(f"no {what} named {name!r}; there is none here yet")
-    near = difflib.get_close_matches(str(name), known, 3, cutoff=0.5)
+    begins = [k for k in known if str(name) and k.lower().startswith(str(name).lower())]
+    near = begins[:3] or difflib.get_close_matches(str(name), known, 3, cutoff=0.5)
     near = near or [k for k in known if str(name) and str(name).lower() in k.lower()][:3]
     hint = f" Did you mean {near[0]!r}?" if near else ""
     if len(known) > 30:

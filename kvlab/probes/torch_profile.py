@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import tempfile
 import time
 import warnings
@@ -69,6 +70,7 @@ class TorchProfile:
         calls[0]()                                                   # what libraries make on first use is made
         wait()
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")              # else it prints a line at each start and stop
         with profile(activities=activities, record_shapes=True, with_stack=False, acc_events=True) as profiled:
             began = time.perf_counter()
             with record_function("kvlab:warm-up"):                   # the profiler's own first call takes far longer

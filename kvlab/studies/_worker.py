@@ -98,7 +98,7 @@ class Worker:
                     raise
 
     def _start(self) -> None:
-        environment = {"KINETO_LOG_LEVEL": "99", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [
             str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))}
         self.process = subprocess.Popen([sys.executable, "-m", "kvlab.studies._worker"], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, env=environment, text=True, encoding="utf-8",
