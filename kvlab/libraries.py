@@ -6,30 +6,26 @@ nothing but a folder that another package left. Only importing it tells, and onl
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from kvlab._child import python
+
 LONGEST_REASON = 300
 _TRY = """
-import importlib, json, sys
-name, report, *attributes = sys.argv[1:]
+import importlib
+name, *attributes = sys.argv[1:]
 try:
     module = importlib.import_module(name)
     found = dict(version=str(getattr(module, "__version__", "") or ""),
                  missing=[a for a in attributes if not hasattr(module, a)])
 except BaseException as error:
     found = dict(error=f"{type(error).__name__}: {error}")
-with open(report, "w", encoding="utf-8") as file:
-    json.dump(found, file)
+answer(**found)
+os._exit(0)                             # it imported; what its threads or its clean-up would do now is no matter
 """
 
 
@@ -52,11 +48,16 @@ def library(module: str, *, attributes: tuple[str, ...] = (), distribution: str 
     if not _is_there(module):
         return Library(module, None, f"{module} is not installed")
     version = _version(distribution or module.partition(".")[0])
-    found = _tried(module, attributes, timeout_s)
-    why = found.get("error")
-    if not why and found.get("missing"):
+    found, ended = python(_TRY, module, *attributes, timeout_s=timeout_s)
+    why = None
+    if "error" in found:
+        why = f"{module} is installed but does not import: {found['error']}"
+    elif not found:
+        hangs = ": it hangs, or this machine is too busy" if ended.startswith("did not answer") else ""
+        why = f"importing {module} {ended}{hangs}"
+    elif found["missing"]:
         why = f"{module} imports but has no {', '.join(found['missing'])}"
-    return Library(module, version or found.get("version") or None, why)
+    return Library(module, version or found.get("version") or None, why and _one_line(why))
 
 
 def _is_there(module: str) -> bool:
@@ -78,57 +79,6 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _tried(module: str, attributes: tuple[str, ...], timeout_s: float) -> dict:
-    """What a child process found: version and missing attributes, or the error in one line."""
-    # -P and this path: the child sees what this process sees, and not what lies in the current folder besides
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    with tempfile.TemporaryDirectory(prefix="kvlab-", ignore_cleanup_errors=True) as folder:
-        report, errors = Path(folder, "report.json"), Path(folder, "stderr")
-        with errors.open("wb") as stderr:
-            child = subprocess.Popen([sys.executable, "-P", "-c", _TRY, module, str(report), *attributes],
-                                     env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
-                                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr)
-            try:
-                code = child.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                return dict(error=f"{module} did not finish importing within {timeout_s:g} s")
-            finally:
-                _end(child)
-        try:
-            found = json.loads(report.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            last = _last_line(errors)
-            return dict(error=_one_line(f"importing {module} {_how_it_ended(code)}{f': {last}' if last else ''}"))
-    if "error" in found:
-        found["error"] = _one_line(f"{module} is installed but does not import: {found['error']}")
-    return found
-
-
-def _end(child: subprocess.Popen) -> None:
-    """End what is left of the child and of what it started (a compiler, say)."""
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except (AttributeError, ProcessLookupError, PermissionError):           # Windows; or all of it has ended
-        child.kill()
-    child.wait()
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"ended Python (exit code {code})"
-    try:
-        return f"crashed Python ({signal.Signals(-code).name})"
-    except ValueError:
-        return f"crashed Python (signal {-code})"
-
-
-def _last_line(errors: Path) -> str:
-    with errors.open("rb") as file:
-        file.seek(max(0, errors.stat().st_size - 4096))
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
 
 
 def _one_line(text: str) -> str:

@@ -15,7 +15,7 @@ import kvlab.comparing
 from kvlab.attention import Comparison, trial
 from kvlab.cli import main
 from kvlab.comparing import as_json, compare, print_comparison, summary
-from kvlab.comparing._ratio import interval, ratio_interval, verdict
+from kvlab.comparing._ratio import Limits, interval, ratio_interval, verdict
 from kvlab.kv.cache import Layout
 from kvlab.record.environment import Manifest
 from kvlab.record.reading import Reading, failed, missing
@@ -93,25 +93,37 @@ def times(factor=1.0, names=("naive", "sdpa"), kv_len=64, seed=0, replicas=(0,),
 
 # ------------------------------------------------------------------------------------------------ what may be said
 
-@given(st.floats(0.2, 5), st.floats(1, 1.5), st.floats(0, 0.5), st.floats(0, 0.5), st.booleans())
-def test_swapping_a_and_b_swaps_the_verdict(low, width, within, beyond, time):
+@given(st.floats(0.2, 5), st.floats(1, 1.5), st.floats(0, 0.5), st.none() | st.floats(0, 0.5), st.booleans(),
+       st.booleans())
+def test_swapping_a_and_b_swaps_the_verdict_and_noise_never_makes_the_same(low, width, margin, noise, runs, time):
     mirrored = {"SLOWER": "FASTER", "FASTER": "SLOWER", "MORE": "LESS", "LESS": "MORE"}
-    high = low * width
+    high, limits = low * width, Limits(margin, noise, runs)
     if any(math.isclose(end, edge, rel_tol=1e-9) for end in (low, high, 1 / low, 1 / high)
-           for edge in (1 + within, 1 + beyond)):
+           for edge in (1 + margin, 1 + limits.beyond)):
         return                                           # on an edge, rounding decides
-    said = verdict(low, high, within, beyond, time)
-    assert verdict(1 / high, 1 / low, within, beyond, time) == mirrored.get(said, said)
+    said = verdict(low, high, limits, time)
+    assert verdict(1 / high, 1 / low, limits, time) == mirrored.get(said, said)
     assert said in (("FASTER", "SLOWER") if time else ("LESS", "MORE")) + ("SAME", "AMBIGUOUS")
+    if said == "SAME":
+        assert 1 / (1 + margin) <= low and high <= 1 + margin and (noise is None or noise <= margin)
+    elif said != "AMBIGUOUS":
+        assert max(low, 1 / high) > 1 + (noise or 0)
 
 
-@pytest.mark.parametrize("low, high, beyond, said", [
+@pytest.mark.parametrize("low, high, noise, said", [
     (0.97, 1.03, 0.01, "SAME"), (0.97, 1.06, 0.01, "AMBIGUOUS"), (1.02, 1.08, 0.01, "SLOWER"),
     (1.02, 1.08, 0.03, "AMBIGUOUS"), (1.06, 1.08, 0.05, "SLOWER"), (0.80, 0.94, 0.05, "FASTER"),
-    (0.2, 5.0, 0.01, "AMBIGUOUS"), (None, None, 0.01, "AMBIGUOUS"), (39.0, math.inf, 0.05, "SLOWER"),
-    (1.02, 1.04, 0.01, "SAME")])
-def test_same_is_a_statement_about_the_whole_interval_not_a_lack_of_evidence(low, high, beyond, said):
-    assert verdict(low, high, 0.05, beyond, True) == said
+    (0.2, 5.0, 0.01, "AMBIGUOUS"), (None, None, 0.01, "AMBIGUOUS"), (39.0, math.inf, None, "SLOWER"),
+    (1.02, 1.04, 0.01, "SAME"), (1.25, 1.35, 0.4, "AMBIGUOUS"), (0.99, 1.01, 0.06, "AMBIGUOUS"),
+    (1.45, 1.5, 0.4, "SLOWER"), (1.02, 1.08, None, "AMBIGUOUS"), (0.99, 1.01, None, "SAME")])
+def test_same_is_a_statement_about_the_whole_interval_not_a_lack_of_evidence(low, high, noise, said):
+    assert verdict(low, high, Limits(0.05, noise, between_runs=False), True) == said
+
+
+@pytest.mark.parametrize("low, noise, said", [(1.04, 0.01, "AMBIGUOUS"), (1.06, 0.01, "SLOWER"),
+                                              (1.06, 0.1, "AMBIGUOUS"), (1.11, 0.1, "SLOWER")])
+def test_two_runs_differ_beyond_the_margin_and_beyond_the_resolution(low, noise, said):
+    assert verdict(low, low + 0.1, Limits(0.05, noise, between_runs=True), True) == said
 
 
 def test_the_interval_of_equal_trials_holds_one_although_rounds_differ():
@@ -151,13 +163,28 @@ def test_two_runs_case_by_case(make):
                                       "1 SLOWER, 3 SAME")
 
 
-def test_a_noisy_aa_pair_widens_what_counts_as_the_same(make):
+def test_where_an_aa_pair_differs_by_more_than_the_margin_nothing_is_the_same(make, capsys):
     one = trials(["sdpa"], replicas=(0, 1))
     a = make({one[0]: reading(1.0), one[1]: reading(1.2)}, run_id="20260101T000000Z-aaaaaa")
-    b = make({one[0]: reading(1.1)}, run_id="20260102T000000Z-bbbbbb")
+    b, c = (make({one[0]: reading(s)}, run_id=f"2026020{s:.0f}T000000Z-aaaaaa") for s in (1.0, 2.0))
     found = compare(a, b)
-    assert found.attrs["resolution"] == pytest.approx(1.2 * 1.01 / 0.99 - 1)
-    assert found["verdict"].tolist() == ["SAME"] and "from the stored intervals" in found["note"][0]
+    assert found.attrs["resolution"] == found.attrs["beyond"] == pytest.approx(1.2 * 1.01 / 0.99 - 1)
+    assert found["verdict"].tolist() == ["AMBIGUOUS"] and found.attrs["resolves_margin"] is False
+    assert found["note"][0] == "the run cannot resolve the margin: A/A 22.4 %, margin 5.0 %; from the stored intervals"
+    print_comparison(found)
+    assert "SAME: never here, an A/A pair differs by more than the margin of 5.0 %; FASTER, SLOWER: it is beyond " \
+           "22.4 %; AMBIGUOUS: neither; A/A resolution 22.4 %" in capsys.readouterr().out
+    assert compare(a, b, margin=0.3)["verdict"].tolist() == ["SAME"]
+    slower = compare(a, c)
+    assert slower["verdict"].tolist() == ["SLOWER"] and "margin" not in slower["note"][0]
+
+
+def test_the_interval_is_called_what_it_is(make, capsys):
+    where = make(times(1.5, replicas=(0, 1)), run_id="20260101T000000Z-aaaaaa")
+    for arguments, name in (((where, where), "within-run interval"), (("naive", "sdpa"), "95 % interval")):
+        found = compare(*arguments, run=where if name.startswith("95") else None)
+        print_comparison(found)
+        assert as_json(found)["interval"] == name and name in capsys.readouterr().out
 
 
 def test_two_runs_must_differ_by_more_than_the_margin_two_variants_by_more_than_the_resolution(make):
@@ -331,6 +358,19 @@ def test_rows_whose_case_is_no_json_are_still_matched(make):
     table = kvlab.read_table(where)
     table["case"] = "[" * 100_000
     assert compare(table, table)["verdict"].tolist() == ["SAME", "SAME"]
+
+
+def test_text_of_a_file_cannot_command_the_terminal(make, capsys):
+    where = make(times(), times(kv_len=128), run_id="20260101T000000Z-aaaaaa")
+    table = kvlab.read_table(where)
+    evil = "sd\x1b[2Jpa\x9b31m\x07"
+    table["variant"] = table["variant"].replace("sdpa", evil)
+    table["method"] = "timer\x1b]0;title"
+    print_comparison(compare(table, table))
+    print_comparison(compare("naive", evil, run=table))
+    print_comparison(compare(table, table[table["variant"] != evil]))
+    out = capsys.readouterr().out
+    assert "\\x1b[2J" in out and not {"\x1b", "\x9b", "\x07"} & set(out)
 
 
 def test_names_that_mean_nothing_are_refused_with_what_there_is(make, tmp_path):

@@ -2,8 +2,10 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -23,6 +25,7 @@ FACTS = {"kvlab": "0.1.0", "python": "3.11.7", "platform": "Linux 6.1 x86_64", "
          "gpus_note": "NVML: none"}
 H200 = {"name": "NVIDIA H200", "driver": "570.1", "memory_bytes": 141 * 10**9}
 TORCH = {"version": "2.13.0", "cuda": None, "available": False, "devices": [], "threads": 8}
+SAID = {"torch": TORCH, "ended": ""}
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +37,10 @@ def patient(monkeypatch):
 @pytest.fixture
 def facts(monkeypatch):
     """Sets what the machine, and torch, are taken to say."""
-    def become(torch=TORCH, **changed):
+    def become(torch=SAID, **changed):
         monkeypatch.setattr(_software, "facts", lambda: {**FACTS, **changed})
         monkeypatch.setattr(_machine, "facts", lambda: {**FACTS, **changed})
-        monkeypatch.setattr(_software, "torch_facts", lambda: torch)
-        monkeypatch.setattr(_metrics, "torch_facts", lambda: torch)
+        monkeypatch.setattr(_software, "torch_child", lambda: torch)
     become()
     return become
 
@@ -62,10 +64,9 @@ def fakes(tmp_path, monkeypatch):
     library.cache_clear()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(_software, "OPTIONAL", {})
-    monkeypatch.setattr(_software, "PATIENCE_S", 20)
-    monkeypatch.setattr(_software, "torch_facts", lambda: TORCH)
     yield tmp_path
     library.cache_clear()
+    _software.torch_child.forget()
 
 
 def test_a_folder_of_the_name_flash_attn_is_not_flash_attn(fakes):
@@ -85,11 +86,37 @@ def test_a_library_that_is_there_and_does_not_work_is_a_problem_with_its_reason(
     assert found.status == "problem" and said in found.found and "mend or uninstall" in found.next_step
 
 
-def test_a_library_that_hangs_is_given_up(fakes, monkeypatch):
-    monkeypatch.setattr(_software, "PATIENCE_S", 0.5)
-    write(fakes / "flash_attn" / "__init__.py", "import time; time.sleep(600)")
-    found = by_name(_software.libraries())["flash_attn"]
-    assert found.status == "problem" and "did not finish importing within 0.5 s" in found.found
+def test_several_that_hang_share_one_deadline(fakes, monkeypatch):
+    """Five libraries, torch, fonts and all commands: each is given up, and all together take what one takes."""
+    monkeypatch.setattr(_check, "PATIENCE_S", 3)
+    monkeypatch.setattr(_software, "load_average", lambda: 0.0)
+    for name in (*(hanging := [f"hanging_{i}" for i in range(5)]), "torch"):
+        write(fakes / name / "__init__.py", "import time; time.sleep(600)")
+    write(fakes / "crashing" / "__init__.py", "import os; os.abort()")
+    monkeypatch.setattr(_software, "OPTIONAL", dict.fromkeys([*hanging, "crashing"], (None, "", "")))
+    for name in ("fc-list", *_machine.COMMANDS):
+        write(fakes / "bin" / name, "#!/bin/sh\nexec /bin/sleep 600\n", 0o755)
+    monkeypatch.setenv("PATH", str(fakes / "bin"))
+    monkeypatch.setattr(doctor, "CHECKS", (_software.torch, _software.chinese, _software.libraries, _machine.commands,
+                                           _metrics.metrics))
+    began = time.monotonic()
+    found = by_name(examine())
+    assert time.monotonic() - began < 4 * _check.PATIENCE_S         # one after the other would take more than ten
+    for name in (*hanging, "torch", "chinese", "all metrics", *_machine.COMMANDS):
+        assert found[name].status == "problem" and re.search("did not answer within [123] s", found[name].found), name
+    assert "SIGABRT" in found["crashing"].found and "hangs" in found["hanging_0"].found
+
+
+def test_what_is_asked_late_gets_what_is_left(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(_check, "monotonic", lambda: now)
+    with _check.deadline.running():
+        assert _check.deadline.left() == 60
+        now += 45
+        assert _check.deadline.left() == 15
+        now += 45
+        assert 0 < _check.deadline.left() < 0.1
+    assert _check.deadline.left() == 60
 
 
 def test_a_library_that_works_says_its_version_and_slow_ones_are_said_to_be_untried(fakes, monkeypatch):
@@ -131,15 +158,15 @@ def test_the_deprecated_pynvml_is_found_alone_and_beside_the_right_one(tmp_path,
     (TORCH, [H200], "problem", "install a CUDA build of torch"),
     ({**TORCH, "cuda": "13.0"}, [H200], "problem", "the driver does not serve CUDA 13.0"),
     ({**TORCH, "cuda": "12.8", "available": True, "devices": ["NVIDIA H200"]}, [H200], "ok", "CUDA 12.8 build"),
-    ({"error": "signal 11"}, [], "problem", "2.13.0: signal 11"),
+    (None, [], "problem", "2.13.0: loading it crashed (SIGSEGV)"),
 ])
 def test_torch_and_the_driver_are_held_against_each_other(facts, torch, gpus, status, said):
-    facts(torch, gpus=gpus)
+    facts({"torch": torch, "ended": ""} if torch else {"ended": "crashed (SIGSEGV)"}, gpus=gpus)
     found = _software.torch()
     assert found.status == status and said in found.found + found.next_step
 
 
-@pytest.mark.parametrize("code, said", [("import os; os.abort()", "signal 6"),
+@pytest.mark.parametrize("code, said", [("import os; os.abort()", "SIGABRT"),
                                         ("raise OSError('libtorch_cpu.so: undefined symbol')", "undefined symbol")])
 def test_a_torch_that_breaks_costs_its_own_line_only(tmp_path, monkeypatch, code, said):
     write(tmp_path / "torch" / "__init__.py", code)
@@ -152,7 +179,7 @@ def test_a_torch_that_breaks_costs_its_own_line_only(tmp_path, monkeypatch, code
 
 
 def test_a_slow_answer_of_torch_is_no_problem_of_torch_while_the_machine_is_busy(facts, monkeypatch):
-    facts({"error": "it did not answer within 6 s"})
+    facts({"ended": "did not answer within 6 s"})
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     for load, status in ((7.0, "note"), (0.1, "problem"), (None, "problem")):
         monkeypatch.setattr(_software, "load_average", lambda load=load: load)
@@ -221,15 +248,16 @@ def test_fonts_for_chinese_by_fontconfig(tmp_path, monkeypatch, script, status):
     assert found.status == status and ("Noto Sans CJK SC" in found.found) == (status == "ok")
 
 
-@pytest.mark.parametrize("fonts, status", [("DejaVu Sans\nSTIX", "note"), ("DejaVu Sans\nMicrosoft YaHei", "ok")])
+@pytest.mark.parametrize("fonts, status", [(["DejaVu Sans", "STIX"], "note"),
+                                           (["DejaVu Sans", "Microsoft YaHei"], "ok")])
 def test_fonts_for_chinese_by_matplotlib_where_there_is_no_fontconfig(monkeypatch, fonts, status):
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(_software, "python", lambda code: (fonts, ""))
+    monkeypatch.setattr(_software, "python", lambda code, timeout_s: (dict(names=fonts), ""))
     assert _software.chinese().status == status
-    monkeypatch.setattr(_software, "python", lambda code: ("", "exit code 1: no matplotlib"))
+    monkeypatch.setattr(_software, "python", lambda code, timeout_s: ({}, "ended with exit code 1: no matplotlib"))
     (found,) = doctor._asked(_software.chinese)
     assert found.status == "problem"
-    assert found.found == "could not be checked: OSError: matplotlib's fonts: exit code 1: no matplotlib"
+    assert found.found == "could not be checked: OSError: asking for fonts ended with exit code 1: no matplotlib"
 
 
 # ------------------------------------------------------------------------------------------------ the machine
@@ -320,10 +348,13 @@ def test_commands_that_fail_or_say_nothing_are_told_apart(tmp_path, monkeypatch)
     for name, script in (("ncu", "echo NVIDIA; echo Version 2026.2.1"), ("nvidia-smi", "echo no driver >&2; exit 9"),
                          ("nsys", "exec /bin/sleep 60"), ("g++", "exit 0")):
         write(tmp_path / name, f"#!/bin/sh\n{script}\n", 0o755)
+    write(tmp_path / "chromium", "#!/nothing/here\n", 0o755)
     found = {name: (check.status, check.found) for name, check in by_name(_machine.commands()).items()}
     assert found["ncu"] == ("ok", "Version 2026.2.1") and found["valgrind"][1].startswith("not installed")
-    assert found["nvidia-smi"] == ("problem", "`--version` fails: no driver")
-    assert found["nsys"] == ("problem", "it does not answer `--version`") and found["g++"] == ("ok", "version unknown")
+    assert found["nvidia-smi"] == ("problem", "`--version` ended with exit code 9: no driver")
+    assert found["nsys"] == ("problem", "`--version` did not answer within 1 s")
+    assert found["g++"] == ("ok", "version unknown")
+    assert found["chromium"][0] == "problem" and found["chromium"][1].startswith("it cannot be started: ")
 
 
 # ------------------------------------------------------------------------------------------------ metrics
@@ -355,28 +386,47 @@ def test_what_is_said_of_metrics_is_what_their_rows_say(monkeypatch):
     assert {"latency_s", "hbm_bytes", "peak_extra_bytes", "sm_utilization", "read_ceiling"} <= seen
 
 
-def test_the_table_of_sources_names_no_metric_that_does_not_exist_and_promises_no_probe():
+def test_the_tables_name_nothing_that_does_not_exist_and_promise_no_probe():
+    from kvlab.probes import probes
     said = by_name(_metrics.metrics())
-    assert set(_metrics.SOURCES) <= set(said)
+    assert set(_metrics.ROWS) <= {*said, *probes} and set(_metrics.BETTER) <= set(said)
     for name in ("hbm_bytes", "sm_utilization"):
         assert "no probe yet" in said[name].next_step and "GPM" in said[name].next_step
+    assert said["kv_to_weights"].found == "see its rows (study memory_wall)"
 
 
-def test_metrics_on_a_gpu_and_of_a_probe_that_is_not_in_the_table():
-    known = dict(clock="timer:thread_cpu", peak="counter:VmHWM")
-    found = {name: _metrics._check(name, f"probe {probe}", why, device, known) for name, probe, why, device in (
-        ("latency_s", "timer", None, "cuda"), ("page_faults", "timer", None, "cuda"), ("power", "nvml", None, "cuda"),
-        ("new_metric", "new", None, "cpu"), ("other_metric", "other", "needs luck", "cpu"))}
-    assert found["latency_s"].found == "measured: timer:cuda_events, on cuda"
-    assert found["page_faults"].found == "missing: no probe reads it" and found["power"].status == "ok"
-    assert found["new_metric"].found == "see its rows (probe new), on cpu"
-    assert (found["other_metric"].status, found["other_metric"].found) == ("note", "missing: needs luck")
+def test_metrics_on_a_gpu_and_of_a_probe_that_is_in_no_table():
+    def said(name, origin, device, why=None):
+        return _metrics._check(name, origin, dict(clock="timer:thread_cpu", peak="counter:VmHWM", device=device,
+                                                  why={"other": why}))
+    assert said("latency_s", "probe timer", "cuda").found == "measured: timer:cuda_events, on cuda"
+    assert said("page_faults", "probe timer", "cuda").found == "missing: no probe reads it"
+    assert said("power", "probe nvml", "cuda").status == "ok" and said("power", "probe nvml", "cpu").status == "note"
+    assert said("peak_extra_bytes", "probe memory", "cpu").found == "measured: counter:VmHWM, on cpu"
+    assert said("new_metric", "probe new", "cpu").found == "see its rows (probe new)"
+    other = said("other_metric", "probe other", "cpu", why="needs luck")
+    assert (other.status, other.found) == ("note", "missing: needs luck")
+
+
+def test_a_new_probe_appears_by_itself():
+    """Its metric, and that it cannot run here, without a line about it in the doctor."""
+    code = ("from kvlab.probes import probes; from kvlab.doctor import _metrics\n"
+            "class New:\n    name, metrics = 'new', {'new_metric': 's'}\n"
+            "    def why_not(self, trial): return f'needs luck on {trial.device}'\n"
+            "import kvlab.probes\n"
+            "kvlab.probes.probes = {'new': New}\n"
+            "known = _metrics.ask('cpu')\n"
+            "assert known['why'] == {'new': 'needs luck on cpu'}, known\n"
+            "(one,) = [m for m in known['metrics'] if m['origin'] == 'probe new']\n"
+            "print(_metrics._check(one['name'], one['origin'], known).found)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.stdout == "missing: needs luck on cpu\n", done.stderr
 
 
 def test_probes_that_cannot_be_asked_are_a_line(monkeypatch):
-    monkeypatch.setattr(_metrics, "python", lambda code: ("", "signal 11"))
+    monkeypatch.setattr(_metrics, "torch_child", lambda: {"torch": TORCH, "ended": "crashed (SIGSEGV)"})
     (found,) = _metrics.metrics()
-    assert found.status == "problem" and found.found == "the probes cannot be asked: signal 11"
+    assert found.status == "problem" and found.found == "the probes cannot be asked: their process crashed (SIGSEGV)"
 
 
 # ------------------------------------------------------------------------------------------------ the whole
@@ -402,6 +452,13 @@ def test_nothing_is_printed_that_names_the_machine_its_user_or_a_folder(monkeypa
     assert "\\| 1 |" in as_markdown(found)
 
 
+def test_what_a_library_says_cannot_command_the_terminal(capsys):
+    found = [Check("libraries", "lib\x1b[2J", "problem", "\x1b]0;title\x07 failed \x9b31m", "mend\x1b[1m it")]
+    print_all(found)
+    for text in (capsys.readouterr().out, as_markdown(found)):
+        assert "failed" in text and "\\x1b" in text and not {"\x1b", "\x07", "\x9b"} & set(text)
+
+
 def test_next_steps_are_few_and_what_is_broken_comes_first():
     found = [Check("machine", "load", "note", "busy", "wait"),
              Check("libraries", "flashinfer", "note", "none", "a GPU"),
@@ -425,9 +482,9 @@ def test_a_terminal_without_unicode_gets_question_marks_and_is_told(monkeypatch)
 @pytest.fixture(scope="module")
 def here():
     """Everything the doctor says of this machine, in a process of its own, and what that process had loaded."""
-    code = ("import contextlib, io, json, sys; from kvlab.doctor import _check, _software, as_markdown, examine,"
+    code = ("import contextlib, io, json, sys; from kvlab.doctor import _check, as_markdown, examine,"
             " plain, print_checks\n"
-            "_check.PATIENCE_S = _software.PATIENCE_S = 60\n"
+            "_check.PATIENCE_S = 60\n"
             "found = examine()\n"
             "loaded = sorted({'torch', 'matplotlib', 'pandas'} & set(sys.modules))\n"
             "with contextlib.redirect_stdout(io.StringIO()) as text: print_checks(found)\n"

@@ -11,29 +11,38 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kvlab import lab as module
-from kvlab.lab import lab, start
+from kvlab.lab import lab
 
 ROOT = Path(__file__).parents[1]
 needs_jupyterlab = pytest.mark.skipif(importlib.util.find_spec("jupyterlab") is None,
                                       reason="the extra `notebook` is not installed")
 
 
+# a user whose own servers ask for nothing and listen everywhere, in every spelling that Jupyter reads
+OPEN = """
+c.IdentityProvider.token = ""
+c.PasswordIdentityProvider.token = ""
+c.ServerApp.token = ""
+c.PasswordIdentityProvider.hashed_password = "argon2:known"
+c.ServerApp.ip = "0.0.0.0"
+c.ServerApp.allow_unauthenticated_access = True
+c.ServerApp.identity_provider_class = "jupyter_server.auth.identity.IdentityProvider"
+"""
+
+
 @needs_jupyterlab
-def test_the_command_is_this_pythons_on_loopback_without_a_token_in_it(monkeypatch):
-    monkeypatch.setenv("JUPYTER_TOKEN", "a-secret")
-    monkeypatch.setenv("JUPYTER_PATH", "somewhere")
+def test_the_arguments_are_of_a_server_on_loopback_and_hold_no_token():
     one = lab("memory_wall", port=8899, browser=False)
-    assert one.command[:4] == [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1"]
-    assert str(ROOT / "notebooks" / "memory_wall.ipynb") in one.command
-    assert {"--no-browser", "--ServerApp.port=8899", "--ServerApp.port_retries=0"} <= set(one.command)
-    assert ("--allow-root" in one.command) == (hasattr(os, "geteuid") and os.geteuid() == 0)
-    assert not any("a-secret" in argument or "token" in argument.lower() for argument in one.command)
-    assert one.environment["JUPYTER_TOKEN"] == "a-secret"
-    assert one.environment["JUPYTER_PATH"].split(os.pathsep) == [str(Path(sys.prefix, "share", "jupyter")), "somewhere"]
+    assert str(ROOT / "notebooks" / "memory_wall.ipynb") in one.arguments and one.path == "memory_wall.ipynb"
+    assert {"--ServerApp.ip=127.0.0.1", "--ServerApp.sock=", "--no-browser", "--ServerApp.port=8899",
+            "--ServerApp.port_retries=0"} <= set(one.arguments)
+    assert ("--allow-root" in one.arguments) == (hasattr(os, "geteuid") and os.geteuid() == 0)
+    assert not any("token" in argument.lower() for argument in one.arguments) and lab().path == ""
 
 
 @needs_jupyterlab
@@ -46,7 +55,7 @@ def test_the_folder_is_the_checkouts_then_the_current_ones_then_said_to_be_missi
     assert lab().folder == tmp_path / "notebooks" and lab().said == ()
     own = tmp_path / "-own.ipynb"
     own.write_text("{}")
-    assert lab("-own.ipynb").folder == tmp_path and str(own) in lab("-own.ipynb").command
+    assert lab("-own.ipynb").folder == tmp_path and str(own) in lab("-own.ipynb").arguments
 
 
 @needs_jupyterlab
@@ -66,21 +75,32 @@ def test_without_jupyterlab_the_extra_is_named(monkeypatch):
         lab()
 
 
-def test_where_a_process_cannot_be_replaced_ctrl_c_is_left_to_jupyter(monkeypatch):
-    class Child:
-        waits = iter([KeyboardInterrupt, KeyboardInterrupt, 3])
+class Provider:
+    auth_enabled, hashed_password, token = True, "", "ours"
 
-        def __init__(self, command, env):
-            assert command == ["python"] and env == {"A": "1"}
 
-        def wait(self):
-            answer = next(self.waits)
-            if answer is KeyboardInterrupt:
-                raise KeyboardInterrupt
-            return answer
-    monkeypatch.setattr(module.os, "name", "nt")
-    monkeypatch.setattr(module.subprocess, "Popen", Child)
-    assert start(module.Lab(["python"], {"A": "1"}, ROOT.parent, ())) == 3
+Provider.__module__, Provider.__qualname__ = module.OURS["ServerApp.identity_provider_class"].rsplit(".", 1)
+
+
+@pytest.mark.parametrize("of, name, value, said", [
+    ("server", "ip", "0.0.0.0", "ServerApp.ip"), ("server", "sock", "/somewhere", "ServerApp.sock"),
+    ("server", "allow_unauthenticated_access", True, "ServerApp.allow_unauthenticated_access"),
+    ("provider", "token", "", "IdentityProvider.token"), ("provider", "auth_enabled", False, "IdentityProvider.token"),
+    ("provider", "hashed_password", "argon2:known", "PasswordIdentityProvider.hashed_password"),
+    ("provider", "__class__", type("Everybody", (Provider,), {}), "ServerApp.identity_provider_class"),
+    ("settings", "identity_provider", Provider(), "IdentityProvider.token")])
+def test_a_server_that_would_be_open_after_all_is_not_started(of, name, value, said):
+    provider = Provider()
+    settings = {"identity_provider": provider}
+    server = SimpleNamespace(ip="127.0.0.1", sock="", allow_unauthenticated_access=False, identity_provider=provider,
+                             web_app=SimpleNamespace(settings=settings))
+    module._check_shut(server, "ours")
+    if of == "settings":
+        settings[name] = value
+    else:
+        setattr(server if of == "server" else provider, name, value)
+    with pytest.raises(ValueError, match=f"would be open to others: .* holds on to {re.escape(said)};"):
+        module._check_shut(server, "ours")
 
 
 @pytest.fixture
@@ -90,10 +110,17 @@ def server(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
+    for name in ("server", "lab"):
+        (tmp_path / f"jupyter_{name}_config.py").write_text(OPEN)
+    (tmp_path / "kernels" / "python3").mkdir(parents=True)
+    (tmp_path / "kernels" / "python3" / "kernel.json").write_text(json.dumps(
+        dict(argv=["/elsewhere/python"], display_name="elsewhere", language="python")))
     with open(tmp_path / "output", "w+") as output:
         child = subprocess.Popen([sys.executable, "-m", "kvlab", "lab", "--no-browser", "--port", str(port)],
                                  stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT,
-                                 env={**environment, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)})
+                                 env={**environment, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT),
+                                      "JUPYTER_TOKEN": "known", "JUPYTER_CONFIG_DIR": str(tmp_path),
+                                      "JUPYTER_PATH": str(tmp_path)})
         try:
             yield child, port, tmp_path / "output"
         finally:
@@ -114,19 +141,21 @@ def ask(port, token=None):
 
 @needs_jupyterlab
 @pytest.mark.skipif(sys.platform == "win32", reason="ended by a signal")
-def test_a_real_server_answers_only_here_and_only_with_its_token(server):
+def test_a_real_server_answers_only_here_and_only_with_its_token_whatever_the_user_configured(server):
     import psutil
     child, port, output = server
     until = time.monotonic() + 60
-    while not (found := re.search(rf"http://127\.0\.0\.1:{port}/lab\?token=(\w+)", output.read_text())):
+    while not (found := re.search(rf"^kvlab lab: http://127\.0\.0\.1:{port}/lab\?token=(\w{{40,}})$",
+                                  output.read_text(), re.M)):
         assert child.poll() is None and time.monotonic() < until, output.read_text()
         time.sleep(0.1)
     token = found[1]
-    assert ask(port)[0] == 403 and ask(port, "wrong")[0] == 403
+    assert [ask(port, wrong)[0] for wrong in (None, "wrong", "known")] == [403] * 3
     status, kernels = ask(port, token)
-    assert status == 200 and "python3" in kernels["kernelspecs"]
+    assert status == 200 and kernels["kernelspecs"]["python3"]["spec"]["display_name"] != "elsewhere"
     process = psutil.Process(child.pid)
-    assert not any(token in argument for argument in process.cmdline())
+    assert not [text for text in (*process.cmdline(), *process.environ().values()) if token in text]
+    assert process.environ().keys() >= {"JUPYTER_TOKEN"} and "AuthWarning" not in output.read_text()
     listening = [c.laddr for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert ("127.0.0.1", port) in listening and {address.ip for address in listening} == {"127.0.0.1"}
     child.send_signal(signal.SIGTERM)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.comparing._ratio import interval, verdict
+from kvlab.comparing._ratio import Limits, interval, verdict
 from kvlab.comparing._sides import Side, differences, sides
 from kvlab.record.reading import COLUMNS, CONTEXT, KINDS
 from kvlab.record.statistics import aa_resolution
@@ -28,16 +28,18 @@ ABOUT = tuple(name for name in CONTEXT if name not in
 
 def compare(a, b, *, metric: str = "latency_s", run=None, by: Sequence[str] | None = None, margin: float = MARGIN,
             profiles: Path | str = "profiles") -> pd.DataFrame:
-    """B against A, one line per case that both hold: ratio B / A with its 95 % interval, and a verdict.
+    """B against A, one line per case that both hold: ratio B / A with an interval, and a verdict.
 
     a, b: two runs (directory, id, file of results, result table, or a study's name for its newest run), or two
     variants of `run` (default: the newest run under `profiles` that holds both). by: columns in which two rows must
     agree to be of one case; default all that say what was looked at, of two variants the layout only if one of them
     has several.
-    verdict: SAME where the whole interval lies within the margin of 1 (within the A/A resolution, if that is larger);
-    FASTER or SLOWER (LESS, MORE where it is no time) where the whole interval is further from 1 than the A/A
-    resolution (without an A/A pair, and between two runs, the margin, if that is larger); else AMBIGUOUS. `.attrs`
-    says what was compared, what only one of them has, and how their environments differ. Refused: unknown names
+    low, high: of two variants of one run the 95 % interval of the ratio; of two runs what scatters within each, which
+    held the ratio 1 of the same trial minutes apart in 55 to 76 % only (`.attrs["interval"]` says which).
+    verdict: SAME where the whole interval lies within the margin of 1, never where an A/A pair differs by more than
+    that margin; FASTER or SLOWER (LESS, MORE where it is no time) where the whole interval is further from 1 than the
+    A/A resolution (without an A/A pair, and between two runs, the margin, if that is larger); else AMBIGUOUS. `.attrs`
+    also says what was compared, what only one of them has, and how their environments differ. Refused: unknown names
     (KeyError), a margin below 0, columns in `by` that leave several rows to a case (ValueError).
     """
     import pandas as pd
@@ -50,10 +52,9 @@ def compare(a, b, *, metric: str = "latency_s", run=None, by: Sequence[str] | No
     about, whole = _columns(by, (side_a, side_b), metric, variants), by is None
     cases_a, cases_b = (_cases(side, metric, about, whole) for side in (side_a, side_b))
     resolution = _resolution((side_a, side_b), metric)
-    within = max(margin, resolution or 0)
-    beyond = resolution if variants and resolution is not None else within
+    limits = Limits(margin, resolution, between_runs=not variants)
     both = [(one, cases_b[key]) for key, one in cases_a.items() if key in cases_b]
-    found = [{**{name: one[name] for name in about}, **_judged(side_a, one, side_b, other, within, beyond)}
+    found = [{**{name: one[name] for name in about}, **_judged(side_a, one, side_b, other, limits)}
              for one, other in both if one["kind"] == other["kind"]]
     table = pd.DataFrame(found, columns=[*about, "kind", "a", "b", "ratio", "low", "high", "verdict", "note"])
     table = table.astype({name: COLUMNS[name] for name in about} | dict.fromkeys(("ratio", "low", "high"), "float64"))
@@ -62,7 +63,8 @@ def compare(a, b, *, metric: str = "latency_s", run=None, by: Sequence[str] | No
     missing_a, missing_b = (dict(_keyed(_rows(side, metric, missing=True), about, whole)) for side in (side_a, side_b))
     table.attrs.update(
         a=side_a.name, b=side_b.name, run=side_a.source if variants else "", metric=metric,
-        unit=rows[0]["unit"] if rows else "", margin=margin, resolution=resolution, within=within, beyond=beyond,
+        unit=rows[0]["unit"] if rows else "", margin=margin, resolution=resolution, resolves_margin=limits.resolves,
+        beyond=limits.beyond, interval="95 % interval" if variants else "within-run interval",
         warnings=_warnings(side_a, side_b, about, variants, metric, resolution),
         kinds_differ=[f"{_label(one, told)}: {one['kind']} in A, {other['kind']} in B" for one, other in both
                       if one["kind"] != other["kind"]],
@@ -136,18 +138,20 @@ def _resolution(both, metric: str) -> float | None:
     if not metric.startswith("latency_"):
         return None
     pairs = [pair for side in both if (pair := aa_resolution(side.table)) and pair[1] and pair[1] > 0]
-    return max((max(high, 1 / low) - 1 for _, low, high in pairs), default=None)
+    return max((float(max(high, 1 / low)) - 1 for _, low, high in pairs), default=None)
 
 
-def _judged(side_a, one, side_b, other, within, beyond) -> dict:
+def _judged(side_a, one, side_b, other, limits: Limits) -> dict:
     """Values, ratio, interval and verdict of one case."""
     low, high, remark = interval(side_a, one, side_b, other)
     differ = [f"{name}: {one[name] or 'none'} / {other[name] or 'none'}"
               for name in ("method", "cache_state", "denominator") if one[name] != other[name]]
+    said = verdict(low, high, limits, one["unit"] == "s")
+    noisy = "" if limits.resolves or said != "AMBIGUOUS" else (
+        f"the run cannot resolve the margin: A/A {100 * limits.resolution:.1f} %, margin {100 * limits.margin:.1f} %")
     return dict(kind=one["kind"], a=one["value"], b=other["value"],
-                ratio=other["value"] / one["value"] if one["value"] else None, low=low, high=high,
-                verdict=verdict(low, high, within, beyond, one["unit"] == "s"),
-                note="; ".join(filter(None, [remark, *differ])))
+                ratio=other["value"] / one["value"] if one["value"] else None, low=low, high=high, verdict=said,
+                note="; ".join(filter(None, [noisy, remark, *differ])))
 
 
 def _warnings(a: Side, b: Side, about, variants: bool, metric: str, resolution: float | None) -> list[str]:
@@ -188,11 +192,13 @@ def print_comparison(table: pd.DataFrame) -> None:
     """The table with the columns that differ between its cases, what to know of it, and the summary line."""
     from rich.console import Console
     from rich.table import Table
+
+    from kvlab.show import printable
     about, unit = table.attrs, table.attrs["unit"]
     context = list(table.columns[:list(table.columns).index("kind")])
     varying = [name for name in context if table[name].nunique(dropna=False) > 1]
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in [*varying, "A", "B", "B / A", "interval", "", "remark"]:
+    for name in [*varying, "A", "B", "B / A", about["interval"], "", "remark"]:
         shown.add_column(name, overflow="fold")
     plain = table.astype(object).where(table.notna(), None).to_dict("records")
     for row in plain:
@@ -200,20 +206,27 @@ def print_comparison(table: pd.DataFrame) -> None:
         cells = [*("" if row[name] is None else str(row[name]) for name in varying), display(row["a"], unit),
                  display(row["b"], unit), "–" if row["ratio"] is None else f"{row['ratio']:.3f}", ends, row["verdict"],
                  "; ".join(filter(None, [row["kind"] if row["kind"] != "measured" else "", row["note"]]))]
-        shown.add_row(*(cell.replace("[", "\\[") for cell in cells))
+        shown.add_row(*(printable(cell).replace("[", "\\[") for cell in cells))
     if len(table):
         fixed = {name: plain[0][name] for name in context if name not in varying}
-        print(f"A = {about['a']}, B = {about['b']}{', in ' + about['run'] if about['run'] else ''}; "
-              f"all: {_label(fixed, fixed)}")
+        print(printable(f"A = {about['a']}, B = {about['b']}{', in ' + about['run'] if about['run'] else ''}; "
+                        f"all: {_label(fixed, fixed)}"))
         Console(width=None if sys.stdout.isatty() else 160).print(shown)
     for words, name in (("only in A", "only_in_a"), ("only in B", "only_in_b"), ("not compared", "kinds_differ")):
         for line in about[name][:5]:
-            print(f"{words}: {line}")
+            print(f"{words}: {printable(line)}")
         if len(about[name]) > 5:
             print(f"{words}: {len(about[name]) - 5} more (--json lists them)")
     for warning in about["warnings"]:
-        print(f"! {warning}")
+        print(f"! {printable(warning)}")
+    print(_limits(about))
+    print(printable(summary(table)))
+
+
+def _limits(about: dict) -> str:
+    """The line that says what the words mean here."""
+    margin, beyond = (f"{100 * about[name]:.1f} %" for name in ("margin", "beyond"))
     resolution = "unknown" if about["resolution"] is None else f"{100 * about['resolution']:.1f} %"
-    print(f"SAME: the whole interval is within {100 * about['within']:.1f} % of 1; another word: it is beyond "
-          f"{100 * about['beyond']:.1f} %; A/A resolution {resolution}")
-    print(summary(table))
+    same = (f"the whole interval is within the margin of {margin}" if about["resolves_margin"] else
+            f"never here, an A/A pair differs by more than the margin of {margin}")
+    return f"SAME: {same}; FASTER, SLOWER: it is beyond {beyond}; AMBIGUOUS: neither; A/A resolution {resolution}"

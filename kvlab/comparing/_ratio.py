@@ -2,13 +2,14 @@
 
 Samples of one round resemble each other, so an interval from pooled samples is too narrow. Of 120 pairs of the same
 trial measured together (sdpa, 512 and 2,048 tokens, two cores with other work) it held the ratio 1 in 80 %; rounds
-drawn first, 93 %; the quotient of the two stored intervals, 88 %. Minutes apart no interval holds it: 55 to 76 %, so
-that two runs must differ by more than the margin before they differ (of 150 such pairs 2 did, and 12 to 23 at 3 to
-2 %, what an A/A pair gives).
+drawn first, 93 %; the quotient of the two stored intervals, 88 %. Minutes apart it holds it in 55 to 76 %: between
+two runs it is an interval within the runs, no 95 % interval of the ratio, and they must differ by more than the margin
+before they differ (of 150 such pairs 2 did, and 12 to 23 at 3 to 2 %, what an A/A pair gives).
 """
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,15 +18,39 @@ from kvlab.comparing._sides import Side
 LARGEST_SAMPLES = 2**26                                                     # bytes of a file of samples
 
 
-def verdict(low: float | None, high: float | None, within: float, beyond: float, time: bool) -> str:
+@dataclass(frozen=True)
+class Limits:
+    """How close to 1 a ratio counts as 1, and how far from 1 as another: `margin` and `resolution` as shares.
+
+    resolution: by how much two measurements of one trial differ here; None where no A/A pair tells. A margin of
+    equivalence does not grow with noise: where the resolution exceeds it, nothing is the same.
+    """
+    margin: float
+    resolution: float | None
+    between_runs: bool
+
+    @property
+    def resolves(self) -> bool:
+        return self.resolution is None or self.resolution <= self.margin
+
+    @property
+    def beyond(self) -> float:
+        if self.resolution is None:
+            return self.margin
+        return max(self.margin, self.resolution) if self.between_runs else self.resolution
+
+
+def verdict(low: float | None, high: float | None, limits: Limits, time: bool) -> str:
     """SAME, FASTER, SLOWER (LESS, MORE where it is no time) or AMBIGUOUS, from the interval of B / A.
 
-    SAME: the whole interval is within `within` of 1. FASTER, …: the whole interval is further from 1 than `beyond`.
-    Distances are factors: [1 / (1 + x), 1 + x] is within x, so that swapping A and B swaps the words.
+    SAME: the whole interval is within the margin of 1, and the measurement resolves that margin. FASTER, …: the whole
+    interval is further from 1 than `limits.beyond`. Distances are factors: [1 / (1 + x), 1 + x] is within x, so that
+    swapping A and B swaps the words.
     """
     if low is None or high is None:
         return "AMBIGUOUS"
-    if 1 / (1 + within) <= low and high <= 1 + within:
+    beyond = limits.beyond
+    if limits.resolves and 1 / (1 + limits.margin) <= low and high <= 1 + limits.margin:
         return "SAME"
     if low > 1 + beyond:
         return "SLOWER" if time else "MORE"
@@ -58,6 +83,8 @@ def interval(side_a: Side, one: dict, side_b: Side, other: dict) -> tuple[float 
 
 def ratio_interval(a: list, b: list, together: bool, draws: int = 1000) -> tuple[float, float]:
     """95 % bootstrap interval of median(b) / median(a); a and b are lists of rounds, each an array of samples.
+
+    Of two runs it says what their own rounds scatter, not what the time between the runs changes.
 
     Rounds are drawn with replacement, then samples within them. together: the rounds were interleaved, and what one
     brought to both sides cancels: both draw the same ones.

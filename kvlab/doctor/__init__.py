@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from kvlab.doctor import _machine, _metrics, _software
-from kvlab.doctor._check import Check
+from kvlab.doctor._check import Check, deadline
 from kvlab.record.environment import portable
 
 GROUPS = ("software", "notebooks", "machine", "libraries", "commands", "metrics")
@@ -24,10 +24,11 @@ CHECKS: tuple[Callable[[], Check | Iterable[Check]], ...] = (
 
 
 def examine() -> list[Check]:
-    """All checks, by group. Whatever one of them raises is its line; nothing raises here."""
-    for known in (_software.facts, _software.torch_facts):
+    """All checks, by group. Whatever one of them raises is its line, and so is what hangs; nothing raises here."""
+    for known in (_software.facts, _software.torch_child):
         known.forget()
-    with ThreadPoolExecutor(max_workers=4) as pool:
+    # all at once: none waits behind one that hangs
+    with deadline.running(), ThreadPoolExecutor(max_workers=len(CHECKS)) as pool:
         found = [check for checks in pool.map(_asked, CHECKS) for check in checks]
     return sorted(found, key=lambda check: GROUPS.index(check.group))
 
@@ -59,14 +60,15 @@ def plain(found: list[Check]) -> dict:
 
 def as_markdown(found: list[Check]) -> str:
     """Tables to paste in a bug report, without paths, user or host."""
+    from kvlab.show import printable
     found = [_anonymous(check) for check in found]
     lines = ["### kvlab doctor", ""]
     for group, names, check in _grouped(found):
         if group:
             lines += ["", f"**{group}**", "", "| what | status | found | next step |", "|---|---|---|---|"]
         cells = (names, check.status, check.found, check.next_step)
-        lines.append("| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |")
-    return "\n".join([*lines, "", "**next**", "", *(f"- {step}" for step in next_steps(found))])
+        lines.append("| " + " | ".join(printable(" ".join(cell.replace("|", "\\|").split())) for cell in cells) + " |")
+    return "\n".join([*lines, "", "**next**", "", *(f"- {printable(step)}" for step in next_steps(found))])
 
 
 def _grouped(found: list[Check]) -> list[tuple[str, str, Check]]:
@@ -104,6 +106,8 @@ def print_checks(found: list[Check]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from kvlab.show import printable
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")            # the diagnosis of a terminal must not fail on its encoding
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
@@ -114,12 +118,13 @@ def print_checks(found: list[Check]) -> None:
     for group, names, check in _grouped(found):
         if group:
             table.add_row("", Text(group, style="bold"), "")
-        text = Text(check.found)
+        text = Text(printable(check.found))
         if check.next_step:
-            text.append(f" → {check.next_step}", style="dim")
-        table.add_row(marks[check.status], Text(names), text, style="red" if check.status == "problem" else None)
+            text.append(f" → {printable(check.next_step)}", style="dim")
+        table.add_row(marks[check.status], Text(printable(names)), text,
+                      style="red" if check.status == "problem" else None)
     console.print(table)
     counts = {status: sum(check.status == status for check in found) for status in ("problem", "note")}
     console.print(f"\n{counts['problem']} problems (!), {counts['note']} notes (·). Next:")
     for step in next_steps(found):
-        console.print(Text(f"- {step}"))
+        console.print(Text(f"- {printable(step)}"))

@@ -1,17 +1,16 @@
-"""One line of the diagnosis, and how a command or a child process is asked without being waited for endlessly."""
+"""One line of the diagnosis, and what all its checks share: one deadline, and answers that are found once."""
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
+from time import monotonic
 
 STATUSES = ("ok", "note", "problem")
-PATIENCE_S = 6                          # for each child process; the whole diagnosis is to take less than 8 s
+PATIENCE_S = 6                          # for all child processes together; the whole diagnosis takes less than 8 s
 ROOT = Path("/")                        # of /proc and /sys; tests look elsewhere
 
 
@@ -46,31 +45,31 @@ class Once:
         self._found.cache_clear()
 
 
+class Deadline:
+    """When all that was asked must have answered: several that hang take no longer than one."""
+
+    def __init__(self):
+        self._until: float | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._until = monotonic() + PATIENCE_S
+        try:
+            yield
+        finally:
+            self._until = None
+
+    def left(self) -> float:
+        """Seconds; all of them where no diagnosis runs."""
+        return PATIENCE_S if self._until is None else max(0.01, self._until - monotonic())
+
+
+deadline = Deadline()
+
+
 def read(path: str) -> str:
     """A file below ROOT; "" where there is none."""
     try:
         return (ROOT / path).read_text(errors="replace")
     except OSError:
         return ""
-
-
-def output(*command: str, stderr: bool = False) -> str:
-    """What a command prints. Raises OSError or subprocess.SubprocessError where it fails or takes too long."""
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE_S, check=True,
-                          stdin=subprocess.DEVNULL)
-    return (done.stdout + (done.stderr if stderr else "")).strip()
-
-
-def python(code: str) -> tuple[str, str]:
-    """(what a child with this process's path prints, "" or how it ended): a crash costs the child alone."""
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    try:
-        done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, errors="replace",
-                              timeout=PATIENCE_S, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path})
-    except subprocess.TimeoutExpired:
-        return "", f"it did not answer within {PATIENCE_S} s"
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:]
-        how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-        return done.stdout, f"{how}{': ' + last[0] if last else ''}"
-    return done.stdout, ""

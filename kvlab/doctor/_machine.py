@@ -4,14 +4,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from kvlab._child import run
 from kvlab.doctor import _check
-from kvlab.doctor._check import Check, output, read
+from kvlab.doctor._check import Check, deadline, read
 from kvlab.doctor._software import facts
 from kvlab.record.environment import free_memory, load_average
 from kvlab.units import GiB, display
@@ -24,7 +24,7 @@ ENOUGH = 2 * GiB                        # of memory for a small study, of disk f
 
 def commands() -> Iterator[Check]:
     """External tools with their versions."""
-    with ThreadPoolExecutor(max_workers=4) as pool:
+    with ThreadPoolExecutor(max_workers=len(COMMANDS)) as pool:
         yield from pool.map(_command, COMMANDS.items())
 
 
@@ -34,18 +34,13 @@ def _command(item: tuple[str, str]) -> Check:
     if where is None:
         return Check("commands", name, "note", f"not installed ({use})")
     try:
-        lines = output(where, "--version").splitlines()
-    except subprocess.TimeoutExpired:
-        return Check("commands", name, "problem", "it does not answer `--version`")
-    except (OSError, subprocess.SubprocessError) as error:
-        return Check("commands", name, "problem", f"`--version` fails: {_reason(error)}")
-    return Check("commands", name, "ok", next((line.strip() for line in lines if re.search(r"\d+\.\d+", line)),
-                                              "version unknown")[:80])
-
-
-def _reason(error: Exception) -> str:
-    said = (getattr(error, "stderr", None) or getattr(error, "stdout", None) or str(error)).strip().splitlines()
-    return said[-1] if said else f"exit code {error.returncode}"
+        ended = run([where, "--version"], timeout_s=deadline.left())
+    except OSError as error:                                        # no program at all, or one of another machine
+        return Check("commands", name, "problem", f"it cannot be started: {error.strerror or error}")
+    if ended.how:
+        return Check("commands", name, "problem", f"`--version` {ended.how}")
+    return Check("commands", name, "ok", next((line.strip() for line in ended.stdout.splitlines()
+                                               if re.search(r"\d+\.\d+", line)), "version unknown")[:80])
 
 
 def processor() -> Check:

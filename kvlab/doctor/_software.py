@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import sys
@@ -12,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
-from kvlab.doctor._check import PATIENCE_S, Check, Once, output, python
+from kvlab._child import python, run
+from kvlab.doctor._check import Check, Once, deadline
 from kvlab.libraries import Library, library
 from kvlab.record.environment import environment, load_average
 from kvlab.units import display
@@ -23,18 +23,21 @@ _GPU = "an NVIDIA GPU and a CUDA build of torch; its installation takes two step
 OPTIONAL = {
     "flashinfer": ("flashinfer-python", "variant flashinfer", _GPU),
     "triton": ("triton", "compiled kernels", "a CUDA build of torch brings it"),
-    **dict.fromkeys(("gguf", "safetensors", "huggingface_hub"),
+    **dict.fromkeys(("gguf", "huggingface_hub"),
                     (None, "models from files", "pip install 'kvlab[models]'")),
     **dict.fromkeys(("jupyterlab", "ipykernel", "ipywidgets", "itables", "papermill"),
                     (None, "notebooks", "pip install 'kvlab[notebook]'")),
 }
 SLOW = ("jupyterlab", "papermill")      # Python alone, and two seconds to import
+# one process for all that needs torch: to load it twice would take longer than the rest of the diagnosis
 _TORCH = """
-import json, torch
+import torch
 cuda = torch.cuda.is_available()
 devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else []
-print(json.dumps(dict(version=torch.__version__, cuda=torch.version.cuda, available=cuda, devices=devices,
-                      threads=torch.get_num_threads())))
+answer(torch=dict(version=torch.__version__, cuda=torch.version.cuda, available=cuda, devices=devices,
+                  threads=torch.get_num_threads()))
+from kvlab.doctor._metrics import ask
+answer(**ask("cuda" if cuda else "cpu"))
 """
 
 
@@ -49,24 +52,23 @@ def versions() -> Check:
 
 
 @Once
-def torch_facts() -> dict:
-    """Version, CUDA build and devices of torch, or {"error": why it does not load}."""
-    printed, ended = python(_TORCH)
-    try:
-        return json.loads(printed.splitlines()[-1])
-    except (IndexError, ValueError):
-        return dict(error=ended or "it printed nothing")
+def torch_child() -> dict:
+    """What torch says of itself under "torch", what the probes say (`_metrics.ask`), how the child ended."""
+    found, ended = python(_TORCH, timeout_s=deadline.left())
+    return {**found, "ended": ended}
 
 
 def torch() -> Check:
-    found = torch_facts()
-    if "error" in found:
-        slow = "within" in found["error"]
-        busy = slow and (load_average() or 0) > (os.cpu_count() or 1)
-        return Check("software", "torch", "note" if busy else "problem", f"{facts()['torch'] or 'not installed'}: "
-                     f"{found['error']}{', and other programs keep the machine busy' if busy else ''}",
+    """torch, and whether it goes with the driver."""
+    found = torch_child()
+    if "torch" not in found:
+        slow = found["ended"].startswith("did not answer")
+        status = severity(found["ended"])
+        return Check("software", "torch", status, f"{facts()['torch'] or 'not installed'}: loading it {found['ended']}"
+                     f"{', and other programs keep the machine busy' if status == 'note' else ''}",
                      "see whether `python -c 'import torch'` ends, with nothing else running" if slow else
                      "install torch again: pip install --force-reinstall torch")
+    found = found["torch"]
     build = f"CUDA {found['cuda']}" if found["cuda"] else "CPU"
     where = ", ".join(found["devices"]) or "no CUDA device"
     status, step = "ok", ""
@@ -76,6 +78,11 @@ def torch() -> Check:
                 f"the driver does not serve CUDA {found['cuda']}: update it, or take an older CUDA build of torch")
     return Check("software", "torch", status, f"{found['version']}, {build} build, {found['threads']} threads; {where}",
                  step)
+
+
+def severity(ended: str) -> str:
+    """What did not answer while other programs keep the machine busy need not be broken."""
+    return "note" if "did not answer" in ended and (load_average() or 0) > (os.cpu_count() or 1) else "problem"
 
 
 def gpus() -> Check:
@@ -107,26 +114,25 @@ def pynvml() -> Check:
 def libraries() -> Iterator[Check]:
     """Each optional library, imported in a process of its own."""
     from kvlab.attention.flash_attn import RELEASES
-    torch_facts()                                       # first: two cores that import all at once are too slow for it
     asked = [(release.module, release.distribution, (release.function,), f"variant flash_attn, version {version}", _GPU)
              for version, release in RELEASES.items()]
     asked += [(module, distribution, (), use, need) for module, (distribution, use, need) in OPTIONAL.items()]
-    with ThreadPoolExecutor(max_workers=4) as pool:             # one that hangs does not keep the others waiting
+    with ThreadPoolExecutor(max_workers=len(asked)) as pool:        # one that hangs keeps no other from its turn
         for one, (*_, use, need) in zip(pool.map(_library, asked), asked):
             if one.why_not is None:
                 yield Check("libraries", one.name, "ok", one.version or "version unknown")
             elif one.why_not.endswith("is not installed"):
                 yield Check("libraries", one.name, "note", f"not installed ({use})", f"needs: {need}")
             else:
-                yield Check("libraries", one.name, "problem", f"{one.version or 'version unknown'}: {one.why_not}",
-                            f"mend or uninstall it ({use})")
+                yield Check("libraries", one.name, severity(one.why_not),
+                            f"{one.version or 'version unknown'}: {one.why_not}", f"mend or uninstall it ({use})")
 
 
 def _library(asked) -> Library:
     module, distribution, attributes, *_ = asked
     if module in SLOW and importlib.util.find_spec(module) is not None:
         return Library(module, f"{metadata.version(distribution or module)} (installed, not tried)", None)
-    return library(module, attributes=attributes, distribution=distribution, timeout_s=PATIENCE_S)
+    return library(module, attributes=attributes, distribution=distribution, timeout_s=deadline.left())
 
 
 def kernel() -> Check:
@@ -167,14 +173,16 @@ def _folder(program: str) -> str:
 def chinese() -> Check:
     """Whether a font with Chinese characters is there for figures."""
     if shutil.which("fc-list"):
-        names = {line for line in output("fc-list", ":lang=zh", "family").splitlines() if line}
+        ended = run(["fc-list", ":lang=zh", "family"], timeout_s=deadline.left())
+        names, how = ended.stdout.splitlines(), ended.how
     else:
-        printed, ended = python("from matplotlib import font_manager as f\n"
-                                "print(*sorted({e.name for e in f.fontManager.ttflist}), sep='\\n')")
-        if ended:
-            raise OSError(f"matplotlib's fonts: {ended}")
+        found, how = python("from matplotlib import font_manager as f\n"
+                            "answer(names=sorted({e.name for e in f.fontManager.ttflist}))", timeout_s=deadline.left())
         parts = ("CJK", "Hei", "Song", "Han ", "PingFang", "YaHei", "WenQuanYi", "Ming")
-        names = {name for name in printed.splitlines() if any(part in name for part in parts)}
+        names = [name for name in found.get("names", ()) if any(part in name for part in parts)]
+    if how:
+        raise OSError(f"asking for fonts {how}")
+    names = set(filter(None, names))
     if names:
         return Check("software", "Chinese fonts", "ok", f"{len(names)}: {sorted(names)[0].split(',')[0]}")
     return Check("software", "Chinese fonts", "note", "none: Chinese in a figure shows as boxes",
