@@ -45,9 +45,8 @@ def formats() -> Iterator[dict]:
     for name in format_names() + format_names(sizes_only=True):
         fmt = kv_format(name)
         about = [side.about for side in (fmt.k, fmt.v)]
-        tail = f"; the newest {fmt.residual} tokens or more in fp16" if fmt.residual else ""
         yield dict(name=name, bits_per_element=fmt.nbytes(4096, shape) * 8 / (2 * 4096 * 128),
-                   about=(about[0] if about[0] == about[1] else f"K {about[0]}; V {about[1]}") + tail)
+                   about=(about[0] if about[0] == about[1] else f"K {about[0]}; V {about[1]}"))
 
 
 def probes() -> Iterator[dict]:

@@ -73,12 +73,8 @@ class Trial:
 
     def why_not(self) -> str | None:
         """Why this trial cannot run here, in one sentence: the device's, the layout's, then the variant's reason."""
-        import torch
-        if self.device.startswith("cuda"):
-            if not torch.cuda.is_available():
-                return "torch sees no CUDA device; use device cpu, or install a CUDA build of torch beside a driver"
-            if int(self.device.partition(":")[2] or 0) >= torch.cuda.device_count():
-                return f"there is no {self.device}; torch sees {torch.cuda.device_count()} CUDA devices"
+        if why := no_device(self.device):
+            return why
         if self.threads > (os.cpu_count() or 1):
             return f"threads={self.threads}, and this machine has {os.cpu_count()} logical cores"
         return (self.format.why_not(self.workload.shape) or self.layout.why_not(self.workload, self.format)
@@ -101,6 +97,18 @@ class Trial:
                     block_size=self.layout.block_size, page_order=self.layout.page_order, data=self.data,
                     threads=self.threads, seed=self.seed, replica=self.replica, **self.workload.columns(),
                     case=json.dumps(asdict(self), sort_keys=True))
+
+
+def no_device(device: str) -> str | None:
+    """Why torch cannot run on that device here, in one sentence."""
+    import torch
+    if not device.startswith("cuda"):
+        return None
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device; use device cpu, or install a CUDA build of torch beside a driver"
+    if int(device.partition(":")[2] or 0) >= torch.cuda.device_count():
+        return f"there is no {device}; torch sees {torch.cuda.device_count()} CUDA devices"
+    return None
 
 
 def trial(variant, workload: Workload, *, kv_format: str | None = None, layout: Layout | None = None,
@@ -156,10 +164,13 @@ class Inputs:
         cache = self.cache
         return cache.with_tails(cache.by_head(cache.k_arrays), cache.by_head(cache.v_arrays), slice(None))
 
-    def decode(self, arrays_k, arrays_v, kv_len: int, first: int = 0) -> tuple[Tensor, Tensor]:
-        """(k, v) as floats of q's dtype, tokens first … kv_len; a view where they are stored in that dtype."""
+    def decode(self, arrays_k, arrays_v, kv_len: int, first: int = 0, base: int = 0) -> tuple[Tensor, Tensor]:
+        """(k, v) as floats of q's dtype, tokens first … kv_len, from arrays that begin at token `base`.
+
+        A view where they are stored in that dtype.
+        """
         cache = self.cache
-        return cache.format.decode_heads(arrays_k, arrays_v, kv_len, cache.shape, self.q_TQD.dtype, first)
+        return cache.format.decode_heads(arrays_k, arrays_v, kv_len, cache.shape, self.q_TQD.dtype, first, base)
 
 
 @dataclass(frozen=True)

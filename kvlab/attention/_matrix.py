@@ -27,7 +27,7 @@ WORKLOADS = {
 }
 FORMATS = ("fp32", "fp16", "bf16", "int8/token", "int8/block16")
 # static scales, packed codes, K and V apart, a tail outside the blocks: where lengths, windows and batches differ
-MORE_FORMATS = ("int8/head", "fp8_e4m3", "k8v4", "kivi4/g16/r24")
+MORE_FORMATS = ("int8/head", "fp8_e4m3", "k8v4", "kivi4/g16/r32")
 WITH_MORE_FORMATS = ("decode, GQA, batch", "decode, ragged", "decode, window", "decode, absorbed MLA",
                      "prefill after a cache")
 LAYOUTS = (Layout(), Layout(order="token"), Layout(16), Layout(16, "random"), Layout(48, "random", "token"),

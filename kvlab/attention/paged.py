@@ -33,16 +33,15 @@ class Paged:
         for sequences in batches:
             q_len, kv_len, first = w.q_lens[sequences[0]], w.kv_lens[sequences[0]], w.first_visible(sequences[0])
             # whole blocks before the window are not read, nor those of tokens that are in the tail (one at least)
-            encoded = kv_len - cache.format.tail(kv_len, shape)
-            skip = min(first, encoded) // cache.block_size
-            table_BM = inputs.block_table[sequences, skip:max(skip + 1, -(-encoded // cache.block_size))]
+            settled = [codec.settled(kv_len) for codec, _ in cache.format.sides(shape)]
+            skip = min(first, *settled) // cache.block_size
+            table_BM = inputs.block_table[sequences, skip:max(skip + 1, -(-max(settled) // cache.block_size))]
             if cache.order == "head":                                 # a stored row is one (block, KV head)
                 head_K1 = torch.arange(K, device=trial.device)[:, None]
                 index = (table_BM[:, None, :] * K + head_K1).flatten()
             else:                                                     # a stored row is one block with all its heads
                 index = table_BM.flatten()
-            base = skip * cache.block_size
-            plans.append((sequences, index, kv_len - base, first - base,
+            plans.append((sequences, index, kv_len, first, skip * cache.block_size,
                           visible_rule(q_len, kv_len, shape.window, trial.device, first)))
         flat = [a.flatten(0, 1).flatten(1) if cache.order == "head" else a.flatten(1) for a in out_of]
         most = max(len(plan[1]) for plan in plans)
@@ -57,11 +56,11 @@ class Paged:
 
         def call():
             q_all, out = inputs.q_BTQD, []
-            for sequences, index, kv_len, first, rule in plans:
+            for sequences, index, kv_len, first, base, rule in plans:
                 parts = [gathered(f, a, s, index, len(sequences)) for f, a, s in zip(flat, out_of, workspace)]
                 n = len(cache.k_arrays)
                 k_BKSD, v_BKSE = inputs.decode(*cache.with_tails(tuple(parts[:n]), tuple(parts[n:]), sequences), kv_len,
-                                               first)
+                                               first, base)
                 q_BTQD = (inputs.q_TQD.view(w.batch_size, -1, *inputs.q_TQD.shape[1:]) if len(sequences) > 1
                           else q_all[sequences[0]][None])
                 out.append(folded_sdpa(q_BTQD, k_BKSD, v_BKSE, rule).flatten(0, 1))

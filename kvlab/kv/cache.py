@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.kv.block_pool import BlockPool
 from kvlab.kv.formats import KVFormat, Packed, torch_dtype
-from kvlab.kv.formats._base import TAIL_DTYPE
+from kvlab.kv.formats._base import TAIL_DTYPE, check_finite, decode_side, encode_side
 from kvlab.shapes import AttentionShape, Workload
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class Layout:
         if self.share_prefix and fmt.residual:
             return f"{fmt.name} keeps each sequence's newest tokens apart; kvlab shares no prefix of such a cache"
         if self.block_size % group:
-            return f"block_size={self.block_size} is not a multiple of {fmt.name}'s token group ({group})"
+            return (f"block_size={self.block_size} is not a multiple of {fmt.name}'s token group ({group}); "
+                    f"take {-(-self.block_size // group) * group}")
         if self.share_prefix and (workload.shared_prefix == 0 or workload.shared_prefix % self.block_size):
             return (f"share_prefix needs a shared_prefix above 0 that block_size={self.block_size} divides, "
                     f"got {workload.shared_prefix}")
@@ -82,7 +83,7 @@ class KVCache:
     Arrays of K and V: [N, K, R, W] in head order, [N, R, K, W] in token order. One array per component of the
     codec (codes, scales). Raises IndexError for block ids outside the storage.
     sequences: how many tails of full-precision tokens there are, where the format has a residual: k_tail, v_tail
-    [sequences, K, longest tail, D], one per sequence whatever its blocks.
+    [sequences, K, residual, D], one per sequence whatever its blocks.
     """
 
     def __init__(self, shape: AttentionShape, fmt: KVFormat, num_blocks: int, block_size: int, *,
@@ -103,10 +104,10 @@ class KVCache:
         k_parts, v_parts = fmt.components(shape)
         self.k_arrays = tuple(storage(c) for c in k_parts)
         self.v_arrays = tuple(storage(c) for c in v_parts)
-        self.k_tail, self.v_tail = (
-            torch.full((sequences, shape.num_kv_heads, fmt.longest_tail(shape), width), STALE, device=device,
-                       dtype=torch_dtype(TAIL_DTYPE)) if fmt.residual and stored else None
-            for width, stored in ((shape.head_dim, True), (shape.v_dim, not shape.v_in_k)))
+        self.k_tail, self.v_tail = [
+            torch.full((sequences, shape.num_kv_heads, codec.residual, width), STALE, device=device,
+                       dtype=torch_dtype(TAIL_DTYPE)) if codec.residual else None
+            for codec, width in fmt.sides(shape)] + [None] * shape.v_in_k
 
     @property
     def arrays(self) -> tuple[Tensor, ...]:
@@ -129,13 +130,18 @@ class KVCache:
         """The arrays as [N, K, R, W] views, whatever the order in memory."""
         return arrays if self.order == "head" else tuple(a.transpose(1, 2) for a in arrays)
 
+    def _sides(self):
+        """(codec, width, arrays, tail) of K, and of V unless it is a view of K."""
+        stored = ((self.k_arrays, self.k_tail), (self.v_arrays, self.v_tail))
+        return [(codec, width, *kept) for (codec, width), kept in zip(self.format.sides(self.shape), stored)]
+
     def write(self, packed: Packed, block_table: list[int], sequence: int = 0) -> None:
         """Put a whole encoded sequence into its blocks, in order, and its tail (if any) into that of `sequence`."""
         self._check(block_table, packed.kv_len, sequence)
         self._fits(packed)
         import torch
-        for arrays, parts in ((self.k_arrays, packed.k), (self.v_arrays, packed.v)):
-            for target_NKRW, part_KSW in zip(self.by_head(arrays), parts):
+        for (_, _, arrays, tail), stored in zip(self._sides(), (packed.k, packed.v)):
+            for target_NKRW, part_KSW in zip(self.by_head(arrays), stored):
                 K, S, W = part_KSW.shape
                 rows = target_NKRW.shape[2]
                 whole = S // rows                                    # blocks that are full, in one go; then the rest
@@ -143,66 +149,64 @@ class KVCache:
                 target_NKRW[blocks] = part_KSW[:, :whole * rows].view(K, whole, rows, W).transpose(0, 1)
                 if S % rows:
                     target_NKRW[block_table[whole], :, :S % rows] = part_KSW[:, whole * rows:]
-        self._write_tails(packed, sequence)
+            if tail is not None:
+                tail[sequence, :, :stored[-1].shape[1]] = stored[-1]
 
     def append(self, k_TKD: Tensor, v_TKD: Tensor | None, block_table: list[int], kv_len: int,
                sequence: int = 0) -> None:
         """Store new tokens behind the kv_len that are there; the block table must already hold room for them.
 
-        Where a scale covers several tokens, the partly filled group is decoded and stored anew with the new ones.
+        Where a scale covers several tokens and nothing is kept in full precision, the partly filled group is decoded
+        and stored anew with each new token: it is rounded up to that many times, and errs more than `encode` of the
+        whole sequence (int4/channel/g32, token by token: 0.105 against 0.078 of K's length).
         """
         import torch
-        group = self.format.token_group(self.shape)
-        start = (kv_len - self.format.tail(kv_len, self.shape)) if self.format.residual else kv_len - kv_len % group
-        if start < kv_len:
-            # in fp32, whatever the dtype of the new tokens: a narrower one would round, or overflow, what is stored
-            block = start // self.block_size                           # the first that the open tokens lie in
-            base = block * self.block_size
-            stored = self.gather(block_table, kv_len, sequence, first=base)
-            old_k, old_v = self.format.decode_heads(stored.k, stored.v, kv_len - base, self.shape, torch.float32)
-            k_TKD = torch.cat([old_k.transpose(0, 1)[start - base:], k_TKD])
-            v_TKD = None if v_TKD is None else torch.cat([old_v.transpose(0, 1)[start - base:], v_TKD])
-        packed = self.format.encode(k_TKD, v_TKD)
-        self._check(block_table, start + packed.kv_len, sequence)
-        self._fits(packed)
-        k_parts, v_parts = self.format.components(self.shape)
-        settled = packed.kv_len - self.format.tail(packed.kv_len, self.shape)
-        for arrays, parts, components in ((self.k_arrays, packed.k, k_parts), (self.v_arrays, packed.v, v_parts)):
-            for target_NKRW, part_KSW, component in zip(self.by_head(arrays), parts, components):
-                slots = slot_mapping(block_table, self.block_size, start, settled)[::component.tokens]
+        total, stored = kv_len + k_TKD.shape[0], []
+        self._check(block_table, total, sequence)
+        given = [tuple(x.shape) for x in (k_TKD, v_TKD) if x is not None]
+        ours = [(k_TKD.shape[0], self.shape.num_kv_heads, width) for _, width in self.format.sides(self.shape)]
+        if given != ours:
+            raise ValueError(f"new tokens {given} do not fit this cache, which takes {ours}: tokens, KV heads, width")
+        check_finite(k_TKD, v_TKD)
+        for (codec, width, arrays, tail), x_TKD in zip(self._sides(), (k_TKD, v_TKD)):
+            start = codec.settled(kv_len) if codec.residual else kv_len - kv_len % codec.token_group(width)
+            x_KTD = x_TKD.permute(1, 0, 2)
+            if start < kv_len:
+                # in fp32, whatever the dtype of the new tokens: a narrower one would round, or overflow, what is stored
+                base = start // self.block_size * self.block_size
+                rows = tuple(a[block_table[start // self.block_size:]].transpose(0, 1).flatten(1, 2)
+                             for a in self.by_head(arrays)) + (() if tail is None else (tail[sequence],))
+                old_KTD = decode_side(codec, rows, kv_len, width, torch.float32, start, base)
+                x_KTD = torch.cat([old_KTD, x_KTD], dim=1)
+            stored.append((start, encode_side(codec, x_KTD, start)))
+        for (codec, width, arrays, tail), (start, parts) in zip(self._sides(), stored):
+            count = codec.settled(total) - start
+            for target_NKRW, part_KSW, component in zip(self.by_head(arrays), parts, codec.components(width)):
+                slots = slot_mapping(block_table, self.block_size, start, count)[::component.tokens]
                 blocks = torch.tensor([s // self.block_size for s in slots], dtype=torch.long)
                 rows = torch.tensor([s % self.block_size // component.tokens for s in slots], dtype=torch.long)
                 target_NKRW[blocks, :, rows] = part_KSW.transpose(0, 1)
-        self._write_tails(packed, sequence)
-
-    def gather(self, block_table: list[int], kv_len: int, sequence: int = 0, first: int = 0) -> Packed:
-        """One sequence read back through its block table (a copy), from the block that starts at token `first`."""
-        self._check(block_table, kv_len, sequence)
-        settled = kv_len - self.format.tail(kv_len, self.shape)
-        blocks = block_table[first // self.block_size:]
-        sides = []
-        for arrays, components in zip((self.k_arrays, self.v_arrays), self.format.components(self.shape)):
-            sides.append(tuple(
-                a[blocks].transpose(0, 1).flatten(1, 2)[:, :c.rows(max(first, settled), first)].contiguous()
-                for a, c in zip(self.by_head(arrays), components)))
-        k, v = self.with_tails(*sides, sequence)
-        if self.format.residual:
-            k, v = ((*side[:-1], side[-1][:, :kv_len - settled].clone()) if side else () for side in (k, v))
-        return Packed(k, v, kv_len - first)
-
-    def _write_tails(self, packed: Packed, sequence: int) -> None:
-        for tail, side in ((self.k_tail, packed.k), (self.v_tail, packed.v)):
             if tail is not None:
-                tail[sequence, :, :side[-1].shape[1]] = side[-1]
+                tail[sequence, :, :parts[-1].shape[1]] = parts[-1]
+
+    def gather(self, block_table: list[int], kv_len: int, sequence: int = 0) -> Packed:
+        """One sequence read back through its block table (a copy)."""
+        self._check(block_table, kv_len, sequence)
+        sides = []
+        for codec, width, arrays, tail in self._sides():
+            settled = codec.settled(kv_len)
+            side = tuple(a[block_table].transpose(0, 1).flatten(1, 2)[:, :c.rows(settled)].contiguous()
+                         for a, c in zip(self.by_head(arrays), codec.components(width)))
+            sides.append(side if tail is None else (*side, tail[sequence, :, :kv_len - settled].clone()))
+        return Packed(sides[0], sides[1] if len(sides) > 1 else (), kv_len)
 
     def _fits(self, packed: Packed) -> None:
         """Refuse arrays of another format or shape, which assignment would cast or spread over the heads unasked."""
-        k_parts, v_parts = self.format.components(self.shape)
-        tail = self.format.tail(packed.kv_len, self.shape)
         K, ours = self.shape.num_kv_heads, []
-        for parts, kept in ((k_parts, self.k_tail), (v_parts, self.v_tail)):
-            ours += [(K, c.rows(packed.kv_len - tail), c.width, torch_dtype(c.dtype)) for c in parts]
-            ours += [] if kept is None else [(K, tail, kept.shape[-1], kept.dtype)]
+        for codec, width, _, tail in self._sides():
+            settled = codec.settled(packed.kv_len)
+            ours += [(K, c.rows(settled), c.width, torch_dtype(c.dtype)) for c in codec.components(width)]
+            ours += [] if tail is None else [(K, packed.kv_len - settled, width, tail.dtype)]
         given = [(*array.shape, array.dtype) for array in packed.k + packed.v]
         if given != ours:
             raise ValueError(f"arrays {given} do not fit this cache of {self.format.name}, whose arrays are {ours}; "
@@ -217,9 +221,10 @@ class KVCache:
         if wrong:
             raise IndexError(f"block id {wrong[0]} in the block table is out of range; this cache has blocks "
                              f"0 … {self.num_blocks - 1}")
-        if self.k_tail is not None and not 0 <= sequence < len(self.k_tail):
+        tails = [len(tail) for tail in (self.k_tail, self.v_tail) if tail is not None]
+        if tails and not 0 <= sequence < tails[0]:
             raise IndexError(f"sequence {sequence} is out of range; this cache keeps the newest tokens of sequences "
-                             f"0 … {len(self.k_tail) - 1}")
+                             f"0 … {tails[0] - 1}")
 
 
 def slot_mapping(block_table: list[int], block_size: int, first: int, count: int) -> list[int]:

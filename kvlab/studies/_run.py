@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from kvlab.attention import Comparison, VariantRef
+from kvlab.attention._base import no_device
 from kvlab.probes import measure, probes
 from kvlab.probes._base import Watch
 from kvlab.record.environment import Manifest, VariantSource
@@ -98,6 +99,8 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
         raise ValueError(f"{study} has no size {size!r}; allowed: {', '.join(module.SIZES)}")
     refs = None if variants is None else tuple(VariantRef.of(v) for v in variants)
     cases = list(module.cases(size, device=device, variants=refs, model=model))
+    if not resume and (why := no_device(device)):
+        raise ValueError(f"nothing of {study} can be measured on {device}: {why}")
     used = {t.variant for case in cases if isinstance(case, Comparison) for t in case.trials}
     options = dict(size=size, device=device, variants=refs and [_to_json(r) for r in refs], model=model)
     if also:

@@ -1,38 +1,34 @@
-"""Compilation and the like are counted once, in the first call, and in no other number."""
-import time
+"""What a first call takes is the variant's own: nothing that the watch itself needs is imported on its clock."""
+import subprocess
+import sys
 
-from made_variants import compare, honest, made, of
-
+SCRIPT = """
+import sys
+from dataclasses import dataclass
+import kvlab
 from kvlab.attention.naive import Naive
-from kvlab.probes import measure
-from kvlab.probes.first_call import FirstCall
-from kvlab.probes.kernel_error import KernelError
+
+@dataclass(frozen=True)
+class Looks(Naive):
+    name = "looks"
+    def prepare(self, trial, inputs):
+        before = set(sys.modules)
+        call = super().prepare(trial, inputs)
+        def looked():
+            output = call()
+            new.append(sorted(name for name in set(sys.modules) - before if name.startswith("torch.")))
+            return output
+        return looked
+
+new = []
+workload = kvlab.Workload.decode(kvlab.AttentionShape(4, 2, 16), kv_len=8)
+table = kvlab.measure(Looks(), workload, probes=["kernel_error", "first_call"])
+row = table[table["metric"] == "first_call_s"].iloc[0]
+assert row["kind"] == "measured" and row["value"] > 0 and row["n"] == 1 and row["method"] == "timer:wall"
+print(new[0])
+"""
 
 
-def test_planning_and_the_first_call_are_in_it():
-    calls = []
-
-    def compiles(honest_call, inputs):
-        if not calls:
-            time.sleep(0.3)
-        calls.append(1)
-        return honest_call()
-
-    def plans(trial, inputs):
-        time.sleep(0.3)
-        return Naive().prepare(trial, inputs)
-    rows = of(measure(compare(honest(), made("compiles", compiles), made("plans", prepare=plans)),
-                      [FirstCall(), KernelError()]), "first_call_s")
-    by = {r["variant"]: r for r in rows}
-    assert by["honest"]["value"] > 0 and min(by["compiles"]["value"], by["plans"]["value"]) >= 0.3 and len(calls) == 2
-    for row in rows:
-        assert (row["kind"], row["unit"], row["n"], row["method"]) == ("measured", "s", 1, "timer:wall")
-        assert "in this process" in row["note"]
-
-
-def test_a_wrong_variant_has_no_first_call_and_without_kernel_error_there_is_none():
-    wrong = made("wrong", lambda call, inputs: call() * 2)
-    (row,) = of(measure(compare(wrong), [KernelError(), FirstCall()]), "first_call_s")
-    assert row["status"] == "failed" and row["value"] is None
-    (row,) = measure(compare(honest()), [FirstCall()])
-    assert row["value"] is None and row["kind"] == "missing" and "gave no reading" in row["error"] + row["note"]
+def test_the_first_variant_of_a_process_pays_for_no_import_of_the_watch():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -9,7 +9,7 @@ import importlib
 import math
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvlab.registry import Registry, no_such
 from kvlab.shapes import AttentionShape
@@ -33,23 +33,47 @@ class Component(NamedTuple):
         return 0 if first >= kv_len else -(-kv_len // self.tokens) - first // self.tokens
 
 
-class Codec(Protocol):
-    """How one of K, V is turned into stored arrays. Codecs are frozen dataclasses: one file per family."""
-    name: str
-    about: str                                                      # one line for `kvlab ls formats`
-    # optional: `static` (True while scales that a calibration pass must find are not there) and `calibrate(x_KSD)`,
-    # the codec with them; `sizes_only` (True where kvlab knows the bytes and does not compute)
+class Codec:
+    """How one of K, V is turned into stored arrays. Codecs are frozen dataclasses: one file per family.
 
-    def components(self, head_dim: int) -> tuple[Component, ...]: ...
-    def encode(self, x_KSD: Tensor) -> tuple[Tensor, ...]: ...     # arrays [K, rows, width], in components' order
-    def decode(self, arrays: tuple[Tensor, ...], kv_len: int, dtype) -> Tensor: ...
-    # x_KSW; leading axes are free, and what lies beyond head_dim is cut off by the caller
+    name, about: of the codec; about is one line for `kvlab ls formats`. static: scales that a calibration pass must
+    find are not there yet. sizes_only: kvlab knows the bytes and does not compute. residual: most tokens that stay in
+    fp16, in one tail per sequence outside the blocks.
+    """
+    name: str
+    about: str
+    static = False
+    sizes_only = False
+    residual = 0
+
+    def components(self, head_dim: int) -> tuple[Component, ...]:
+        raise NotImplementedError
+
+    def encode(self, x_KSD: Tensor) -> tuple[Tensor, ...]:
+        """Arrays [K, rows, width] in the order of the components."""
+        raise NotImplementedError
+
+    def decode(self, arrays: tuple[Tensor, ...], kv_len: int, dtype) -> Tensor:
+        """x_KSW; leading axes are free, and what lies beyond head_dim is cut off by the caller."""
+        raise NotImplementedError
+
+    def calibrate(self, x_KSD: Tensor) -> Codec:
+        """The codec with the static scales of these tokens; itself where it has none."""
+        return self
+
+    def settled(self, kv_len: int) -> int:
+        """Leading tokens of a sequence that are encoded, in whole token groups; the others are its tail."""
+        return kv_len
+
+    def token_group(self, head_dim: int) -> int:
+        """Tokens that share a stored row."""
+        return math.lcm(*(c.tokens for c in self.components(head_dim)))
 
 
 class Packed(NamedTuple):
     """One sequence as stored: the arrays of K, those of V (none where V is a view of K), and its length.
 
-    With a residual, the last array of each side is the tail of tokens that are kept as fp16.
+    Of a codec with a residual, the last array is the tail of tokens that are kept as fp16.
     """
     k: tuple[Tensor, ...]
     v: tuple[Tensor, ...]
@@ -62,25 +86,25 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class KVFormat:
-    """How K and V are stored, each by its own codec. Multiplies freely with every attention variant.
-
-    residual: at least so many of the newest tokens stay in fp16, one tail per sequence outside the blocks; older ones
-    are encoded in whole token groups. Source: KIVI (arXiv 2402.02750), section 3.
-    """
+    """How K and V are stored, each by its own codec. Multiplies freely with every attention variant."""
     name: str
     k: Codec
     v: Codec
-    residual: int = 0
 
     @property
     def sizes_only(self) -> bool:
         """Whether kvlab knows how large this storage is and does not compute with it."""
-        return any(getattr(codec, "sizes_only", False) for codec in (self.k, self.v))
+        return self.k.sizes_only or self.v.sizes_only
 
     @property
     def static(self) -> bool:
         """Whether a calibration pass must find its scales first: `calibrate` gives the format with them."""
-        return any(getattr(codec, "static", False) for codec in (self.k, self.v))
+        return self.k.static or self.v.static
+
+    @property
+    def residual(self) -> int:
+        """Most tokens of a sequence that stay in fp16 outside the blocks."""
+        return max(self.k.residual, self.v.residual)
 
     def why_not(self, shape: AttentionShape) -> str | None:
         """Why kvlab cannot compute with this storage for these heads, in one sentence."""
@@ -97,12 +121,9 @@ class KVFormat:
 
         Later values outside the range that was seen are clipped. A format without static scales is returned as it is.
         """
-        _check(k_SKD, v_SKD)
-
-        def bound(codec, x_SKD):
-            find = getattr(codec, "calibrate", None)
-            return codec if x_SKD is None or find is None else find(x_SKD.permute(1, 0, 2))
-        return replace(self, k=bound(self.k, k_SKD), v=bound(self.v, v_SKD))
+        check_finite(k_SKD, v_SKD)
+        v = self.v if v_SKD is None else self.v.calibrate(v_SKD.permute(1, 0, 2))
+        return replace(self, k=self.k.calibrate(k_SKD.permute(1, 0, 2)), v=v)
 
     def encode(self, k_SKD: Tensor, v_SKD: Tensor | None) -> Packed:
         """Store one sequence: k [kv_len, num_kv_heads, head_dim], v likewise, or None where V is a view of K.
@@ -111,38 +132,29 @@ class KVFormat:
         """
         if self.sizes_only:
             raise ValueError(self.why_not(AttentionShape(1, 1, 1)))
-        _check(k_SKD, v_SKD)
-        kv_len = k_SKD.shape[0]
-        settled = self.settled(kv_len, *(x.shape[-1] for x in (k_SKD, v_SKD) if x is not None))
-
-        def side(codec, x_SKD):
-            x_KSD = x_SKD.permute(1, 0, 2)
-            return codec.encode(x_KSD[:, :settled]) + ((_tail(x_KSD[:, settled:]),) if self.residual else ())
-        return Packed(side(self.k, k_SKD), () if v_SKD is None else side(self.v, v_SKD), kv_len)
+        check_finite(k_SKD, v_SKD)
+        v = () if v_SKD is None else encode_side(self.v, v_SKD.permute(1, 0, 2))
+        return Packed(encode_side(self.k, k_SKD.permute(1, 0, 2)), v, k_SKD.shape[0])
 
     def decode(self, packed: Packed, shape: AttentionShape, dtype) -> tuple[Tensor, Tensor]:
         """(k_SKD, v_SKD) of one sequence in the given floating dtype."""
         k_KSD, v_KSD = self.decode_heads(packed.k, packed.v, packed.kv_len, shape, dtype)
         return k_KSD.transpose(0, 1), v_KSD.transpose(0, 1)
 
-    def decode_heads(self, arrays_k, arrays_v, kv_len: int, shape: AttentionShape, dtype,
-                     first: int = 0) -> tuple[Tensor, Tensor]:
-        """(k_KSD, v_KSD) of tokens first … kv_len from stored arrays; leading axes are free.
+    def decode_heads(self, arrays_k, arrays_v, kv_len: int, shape: AttentionShape, dtype, first: int = 0,
+                     base: int = 0) -> tuple[Tensor, Tensor]:
+        """(k_KSD, v_KSD) of tokens first … kv_len from stored arrays that begin at token `base`; leading axes are free.
 
         Views of the storage where it is in that dtype. Rows that lie wholly before `first` are not touched.
         """
-        settled = self.settled(kv_len, *self._widths(shape))
-        k_parts, v_parts = self.components(shape)
-        base = min(first, settled) // self.token_group(shape) * self.token_group(shape)
+        k_KSD = decode_side(self.k, arrays_k, kv_len, shape.head_dim, dtype, first, base)
+        if shape.v_in_k:
+            return k_KSD, k_KSD[..., :shape.v_dim]
+        return k_KSD, decode_side(self.v, arrays_v, kv_len, shape.v_dim, dtype, first, base)
 
-        def side(codec, arrays, parts, width):
-            rows = tuple(a[..., base // c.tokens:, :] for a, c in zip(arrays, parts))
-            x_KSD = codec.decode(rows, settled - base, dtype)[..., :width]
-            if self.residual:
-                x_KSD = _join(x_KSD, arrays[-1][..., :kv_len - settled, :width].to(dtype))
-            return x_KSD[..., first - base:, :]
-        k_KSD = side(self.k, arrays_k, k_parts, shape.head_dim)
-        return k_KSD, k_KSD[..., :shape.v_dim] if shape.v_in_k else side(self.v, arrays_v, v_parts, shape.v_dim)
+    def sides(self, shape: AttentionShape) -> tuple[tuple[Codec, int], ...]:
+        """(codec, width) of K, and of V unless it is a view of K."""
+        return ((self.k, shape.head_dim),) if shape.v_in_k else ((self.k, shape.head_dim), (self.v, shape.v_dim))
 
     def components(self, shape: AttentionShape) -> tuple[tuple[Component, ...], tuple[Component, ...]]:
         """The arrays of K and of V that lie in blocks, for this shape; the tail of a residual is not among them."""
@@ -150,22 +162,11 @@ class KVFormat:
 
     def token_group(self, shape: AttentionShape) -> int:
         """Tokens that share a stored row; a paged layout's block_size must be a multiple of it."""
-        return self._group(*self._widths(shape))
+        return math.lcm(*(codec.token_group(width) for codec, width in self.sides(shape)))
 
-    def settled(self, kv_len: int, *widths: int) -> int:
-        """Tokens of a sequence that are encoded: all of them, or without its full-precision tail (whole groups)."""
-        if not self.residual:
-            return kv_len
-        group = self._group(*widths)
-        return max(0, kv_len - self.residual) // group * group
-
-    def tail(self, kv_len: int, shape: AttentionShape) -> int:
-        """Newest tokens of a sequence that are kept in fp16."""
-        return kv_len - self.settled(kv_len, *self._widths(shape))
-
-    def longest_tail(self, shape: AttentionShape) -> int:
-        """Most tokens that a tail ever holds: the residual and a group that is not full yet."""
-        return self.residual + self.token_group(shape) - 1 if self.residual else 0
+    def period(self, shape: AttentionShape) -> int:
+        """Tokens after which storage has grown by the same bytes again: a token group, or a residual's turn."""
+        return math.lcm(self.token_group(shape), *(max(1, codec.residual) for codec, _ in self.sides(shape)))
 
     def nbytes(self, kv_len: int, shape: AttentionShape, first: int = 0) -> int:
         """Bytes that hold tokens first … kv_len of one sequence in one layer, scales included; ignores the window.
@@ -173,26 +174,49 @@ class KVFormat:
         Every touched scale or group counts whole, so nbytes(kv_len, shape) equals Packed.nbytes exactly. Static scales
         belong to the layer, not to a sequence, and are not counted.
         """
-        settled = self.settled(kv_len, *self._widths(shape))
-        blocks = sum(c.rows(settled, first) * c.width * c.itemsize for side in self.components(shape) for c in side)
-        tail = max(0, kv_len - max(first, settled)) * sum(self._widths(shape)) * TAIL_ITEMSIZE
-        return shape.num_kv_heads * (blocks + tail)
+        total = 0
+        for codec, width in self.sides(shape):
+            settled = codec.settled(kv_len)
+            total += sum(c.rows(settled, first) * c.width * c.itemsize for c in codec.components(width))
+            total += max(0, kv_len - max(first, settled)) * width * TAIL_ITEMSIZE
+        return shape.num_kv_heads * total
 
     def allocated(self, num_blocks: int, block_size: int, sequences: int, shape: AttentionShape) -> int:
         """Bytes of a cache of so many blocks, and of the longest tail for each sequence where there is a residual."""
-        block = sum(c.rows(block_size) * c.width * c.itemsize for side in self.components(shape) for c in side)
-        tail = self.longest_tail(shape) * sum(self._widths(shape)) * TAIL_ITEMSIZE
-        return shape.num_kv_heads * (num_blocks * block + sequences * tail)
-
-    def _widths(self, shape: AttentionShape) -> tuple[int, ...]:
-        return (shape.head_dim,) if shape.v_in_k else (shape.head_dim, shape.v_dim)
-
-    def _group(self, k_width: int, v_width: int | None = None) -> int:
-        parts = self.k.components(k_width) + (self.v.components(v_width) if v_width else ())
-        return math.lcm(*(c.tokens for c in parts))
+        total = 0
+        for codec, width in self.sides(shape):
+            total += num_blocks * sum(c.rows(block_size) * c.width * c.itemsize for c in codec.components(width))
+            total += sequences * codec.residual * width * TAIL_ITEMSIZE
+        return shape.num_kv_heads * total
 
 
-def _check(k_SKD: Tensor, v_SKD: Tensor | None) -> None:
+def encode_side(codec: Codec, x_KSD: Tensor, start: int = 0) -> tuple[Tensor, ...]:
+    """Tokens of one side, from token `start` of the sequence on: the codec's arrays, and the tail if it keeps one."""
+    import torch
+    settled = codec.settled(start + x_KSD.shape[1]) - start
+    arrays = codec.encode(x_KSD[:, :settled])
+    if not codec.residual:
+        return arrays
+    tail = x_KSD[:, settled:].to(torch_dtype(TAIL_DTYPE))
+    if not bool(tail.isfinite().all()):
+        raise ValueError(f"values up to {float(x_KSD.abs().max()):.3g} do not fit a residual's fp16 (65504 at most)")
+    return *arrays, tail.clone(memory_format=torch.contiguous_format)
+
+
+def decode_side(codec: Codec, arrays, kv_len: int, width: int, dtype, first: int, base: int) -> Tensor:
+    """Tokens first … kv_len of one side as floats, from arrays that begin at token `base` (a tail is always whole)."""
+    import torch
+    settled, group, parts = codec.settled(kv_len), codec.token_group(width), codec.components(width)
+    start = min(first, settled) // group * group                    # what lies before is hidden, and is not touched
+    rows = tuple(a[..., (start - base) // c.tokens:, :] for a, c in zip(arrays, parts))
+    x_KSD = codec.decode(rows, settled - start, dtype)[..., :width]
+    if codec.residual:
+        x_KSD = torch.cat([x_KSD, arrays[-1][..., :kv_len - settled, :].to(dtype)], dim=-2)
+    return x_KSD[..., first - start:, :]
+
+
+def check_finite(k_SKD: Tensor, v_SKD: Tensor | None) -> None:
+    """Refuse no tokens, NaN and infinity."""
     kv_len = k_SKD.shape[0]
     if kv_len < 1:
         raise ValueError("there are no tokens to store: K has kv_len 0")
@@ -201,19 +225,6 @@ def _check(k_SKD: Tensor, v_SKD: Tensor | None) -> None:
             token = int((~finite).flatten(1).any(1).nonzero()[0])
             raise ValueError(f"{name} holds NaN or infinity, first at token {token} of {kv_len}; "
                              "a cache takes finite values only")
-
-
-def _tail(x_KSD: Tensor) -> Tensor:
-    import torch
-    tail = x_KSD.to(torch_dtype(TAIL_DTYPE))
-    if not bool(tail.isfinite().all()):
-        raise ValueError(f"values up to {float(x_KSD.abs().max()):.3g} do not fit a residual's fp16 (65504 at most)")
-    return tail.clone(memory_format=torch.contiguous_format)
-
-
-def _join(x_KSD: Tensor, tail_KSD: Tensor) -> Tensor:
-    import torch
-    return torch.cat([x_KSD, tail_KSD], dim=-2)
 
 
 families = Registry("KV format family", "kvlab.kv.formats")

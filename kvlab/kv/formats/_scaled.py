@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvlab.kv.formats._base import Component, torch_dtype
+from kvlab.kv.formats._base import Codec, Component, torch_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,15 +64,19 @@ class Code(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(Codec):
     """x is stored as code = round((x - zero) / scale), and scales beside it; grain None: as it is, clipped.
 
     Symmetric codes: zero = 0 and scale = max|x| / largest. Asymmetric: zero = min x, scale = (max x - min x) / largest,
-    both rounded to their own dtype before codes are made. Source: KIVI (arXiv 2402.02750), equation 1.
+    both rounded to their own dtype before codes are made. residual: tokens that may stay in fp16; flushed: all of them
+    are encoded at once when there are so many (KIVI's K), else the oldest one by one (its V).
+    Source: KIVI (arXiv 2402.02750), equation 1 and section 3, and the schedule of its reference code.
     """
     name: str
     code: Code
     grain: Grain | None
+    residual: int = 0
+    flushed: bool = False
     scales: tuple[Tensor, ...] = field(default=(), compare=False)       # static: (scale_K1C, zero_K1C)
 
     @property
@@ -85,7 +89,13 @@ class Scaled:
         if self.grain is None:
             return f"{kind}, values beyond {self.code.largest:g} clipped"
         scale = ("static " if self.grain.static else "") + ("scale and zero point" if self.code.asymmetric else "scale")
-        return f"{kind}, {scale} {self.grain.about}"
+        newest = f"newest kv_len % {self.residual}" if self.flushed else f"newest {self.residual}"
+        return f"{kind}, {scale} {self.grain.about}" + (f", {newest} tokens in fp16" if self.residual else "")
+
+    def settled(self, kv_len):
+        if not self.residual:
+            return kv_len
+        return kv_len // self.residual * self.residual if self.flushed else max(0, kv_len - self.residual)
 
     def components(self, head_dim):
         codes = Component("codes", 1, -(-head_dim * self.code.bits // 8), 1, self.code.stored)

@@ -18,7 +18,4 @@ def kv_format(name: str) -> KVFormat | None:
              for one in (k, v)]
     if None in sides:
         return None
-    if any(side.residual for side in sides):
-        raise ValueError(f"{name}: a format with a residual keeps one tail for K and V and cannot be taken apart; "
-                         "name its parts, such as int4/channel/g32+int4/token/g32")
     return KVFormat(name, sides[0].k, sides[1].v)

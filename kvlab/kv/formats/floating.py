@@ -3,14 +3,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.kv.formats._base import Component, KVFormat, torch_dtype
+from kvlab.kv.formats._base import Codec, Component, KVFormat, torch_dtype
 
 EXAMPLES = ("fp32", "fp16", "bf16")
 _DTYPES = {"fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2)}
 
 
 @dataclass(frozen=True)
-class Floating:
+class Floating(Codec):
     """K or V as plain floats; values outside the range of fp16 become infinite, as the hardware would make them."""
     name: str
 

@@ -1,11 +1,13 @@
 """INT4 and INT2, packed into bytes, asymmetric with scale and zero point in fp16; and KIVI, which mixes two grains.
 
-KIVI: K per channel in groups of g tokens, V per token in groups of g channels, the r newest tokens in fp16.
+KIVI: K per channel in groups of g tokens, V per token in groups of g channels; the newest kv_len % r tokens of K and
+the newest r of V stay in fp16.
 Source: arXiv 2402.02750 and its reference code (fp16 scales and zero points).
 """
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from kvlab.kv.formats._base import KVFormat
 from kvlab.kv.formats._scaled import Code, codec
@@ -19,9 +21,12 @@ _CODES = {"int4": Code(4, 15, True, "uint8", "uint8", "float16", 2),
 def kv_format(name: str) -> KVFormat | None:
     kivi = re.fullmatch(r"kivi([24])/g([1-9][0-9]{0,5})(?:/r([1-9][0-9]{0,5}))?", name)
     if kivi:
-        kind, group = f"int{kivi[1]}", kivi[2]
+        kind, group, residual = f"int{kivi[1]}", int(kivi[2]), int(kivi[3] or 0)
+        if residual % group:
+            raise ValueError(f"{name}: KIVI encodes its residual in whole groups; r{residual} must be a multiple of "
+                             f"g{group}")
         k, v = (codec(f"{kind}/{axis}/g{group}", kind, _CODES[kind]) for axis in ("channel", "token"))
-        return KVFormat(name, k, v, residual=int(kivi[3] or 0))
+        return KVFormat(name, replace(k, residual=residual, flushed=residual > 0), replace(v, residual=residual))
     for prefix, code in _CODES.items():
         found = codec(name, prefix, code)
         if found:

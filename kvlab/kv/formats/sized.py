@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.kv.formats._base import Component, KVFormat
+from kvlab.kv.formats._base import Codec, Component, KVFormat
 
 # name -> (elements, bytes) of a block, and what it is. Source: ggml-common.h's block structs (MIT) for the cache types
 # of llama.cpp's --cache-type-k; NVIDIA's NVFP4 (an E4M3 scale per 16, and one fp32 scale per tensor, not counted);
@@ -15,7 +15,7 @@ EXAMPLES = tuple(_BLOCKS)
 
 
 @dataclass(frozen=True)
-class Sized:
+class Sized(Codec):
     """Blocks of `elements` consecutive channels of a token take `block_bytes` bytes, scales included."""
     name: str
     elements: int
