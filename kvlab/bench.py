@@ -5,13 +5,16 @@ goal, missed if the whole interval fails it, else ambiguous and run again. Times
 """
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -191,22 +194,60 @@ def _size_of_config() -> tuple[float, float, float]:
         return _command("size", str(path), "--kv-len", "4096", "--json")
 
 
+_OPERATORS = (("matmul", "bmm", "qk"), ("mul", "mul_", "s-"), ("masked_fill", "where", "sm-"),
+              ("softmax", "_softmax", "s--"), ("add_", "add_", "ss-"), ("clone", "copy_", "k-"))
+
+
+def _events() -> Iterator[dict]:
+    """Without end, what torch writes of naive attention on a GPU: nested operators, launches, kernels, arrows.
+
+    Shapes, strides, times and numbers vary as they would from call to call.
+    """
+    chance, number, now = random.Random(0), itertools.count(1), 5_132_936_168_478.0
+
+    def event(cat, name, start, took, pid=4242, tid=4242, **args):
+        return dict(ph="X", cat=cat, name=name, pid=pid, tid=tid, ts=round(start, 3), dur=round(took, 3), args=args)
+
+    def operator(name, start, took, dims):
+        i = next(number)
+        return event("cpu_op", f"aten::{name}", start, took, **{
+            "External id": i, "Sequence number": i // 3, "Fwd thread id": 0, "Record function id": 0,
+            "Concrete Inputs": ["" if dim else str(i % 7) for dim in dims],
+            "Input type": ["float" if dim else "Scalar" for dim in dims],
+            "Input Strides": [[math.prod(dim[i + 1:]) for i in range(len(dim))] for dim in dims],
+            "Input Dims": dims, "Ev Idx": i})
+    while True:
+        heads, kv_len, began = chance.choice([8, 16, 32, 64]), chance.randrange(64, 2**17), now
+        dims_of = {"q": [heads, 1, 128], "k": [heads, 128, kv_len], "s": [heads, 1, kv_len], "m": [1, kv_len], "-": []}
+        for name, inner, letters in _OPERATORS:
+            took, dims, link = chance.uniform(30, 90), [dims_of[letter] for letter in letters], next(number)
+            for part, start, share in ((name, 0, 1), ("expand", 0.01, 0.05), ("reshape", 0.1, 0.2), ("view", 0.11, 0.1),
+                                       (inner, 0.3, 0.6)):
+                yield operator(part, now + start * took, share * took, dims)
+            yield event("cuda_runtime", "cudaLaunchKernel", now + took / 2, 4.5, cbid=211, correlation=link)
+            yield dict(ph="s", id=link, pid=4242, tid=4242, ts=now + took / 2, cat="ac2g", name="ac2g")
+            yield event("kernel", f"void at::native::{inner}_kernel<float, {chance.randrange(40)}>(int, float*)",
+                        now + took, took / 3, 0, 7, device=0, context=1, stream=7, correlation=link,
+                        grid=[kv_len // 128, heads, 1], block=[128, 1, 1], **{"registers per thread": 40})
+            now += took + chance.uniform(1, 9)
+        yield event("user_annotation", "kvlab:call naive", began, now - began)
+
+
 def _trace() -> tuple[float, float, float]:
-    """Seconds to read and summarise a trace of 50 MB like torch's: nested operators with shapes, inside calls."""
+    """Seconds to read and summarise a trace of 50 MB, compact as kvlab stores it."""
     from kvlab.record.trace import read_trace
     from kvlab.record.trace_summary import summary
-    args = {"Input Dims": [[1, 32, 1, 128], [1, 8, 4096, 128], []], "Input type": ["float", "float", "Scalar"],
-            "External id": 1, "Record function id": 0, "Sequence number": 1, "Fwd thread id": 0, "Ev Idx": 1}
-    events, each = [], 100
-    for i in range(130_000):
-        at = dict(ph="X", cat="cpu_op", pid=1, tid=1, args=args)
-        events.append({**at, "name": f"aten::op{i % 40}", "ts": i * each, "dur": each * 2 if i % 3 == 0 else each / 2})
-    events.append(dict(ph="X", cat="user_annotation", pid=1, tid=1, name="kvlab:call all", ts=0, dur=130_000 * each))
-    text, seconds = json.dumps({"traceEvents": events}), []
+    seconds = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        path.write_text(text + " " * max(0, 50_000_000 - len(text)), encoding="utf-8")
-        del events, text
+        with open(path, "w", encoding="utf-8") as file:
+            file.write('{"traceEvents":[')
+            for event in _events():
+                file.write(json.dumps(event, separators=(",", ":")))
+                if file.tell() >= 50_000_000:
+                    break
+                file.write(",")
+            file.write("]}")
         for _ in range(5):
             began = time.perf_counter()
             summary(read_trace(path))
@@ -214,21 +255,36 @@ def _trace() -> tuple[float, float, float]:
     return _interval(seconds)
 
 
-def _export(to: str, unit: str) -> tuple[float, float, float]:
-    """Wall seconds of the command, or the most memory that it held."""
+def _many_readings(path: Path) -> None:
+    """1,000,000 readings as Parquet: every number its own, twenty readings of a case, as many cases."""
+    import numpy as np
     import pyarrow
     import pyarrow.parquet
 
     from kvlab.record.export import write_parquet
     from kvlab.record.reading import table
+    part, chance = table(_rows(10_000)), np.random.default_rng(0)
+    write_parquet(part, path)
+    plan = pyarrow.parquet.read_schema(path)
+    with pyarrow.parquet.ParquetWriter(path, plan) as writer:
+        for i in range(100):
+            part["value"] = chance.lognormal(-6, 2, len(part))
+            part["low"] = part["value"] * chance.uniform(0.9, 1, len(part))
+            part["high"] = part["value"] * chance.uniform(1, 1.1, len(part))
+            part["rel_std"], part["window_s"] = chance.random(len(part)), chance.random(len(part))
+            cases = [f"{i:04x}{n:08x}" for n in range(len(part) // 20)]
+            part["case_id"] = np.repeat(cases, 20)
+            part["case"] = np.repeat([json.dumps({"case": case, "workload": "." * 500}) for case in cases], 20)
+            part["note"] = [f"{n} of {i}: what there is to say" for n in range(len(part))]
+            writer.write_table(pyarrow.Table.from_pandas(part, plan, preserve_index=False))
+
+
+def _export(to: str, unit: str) -> tuple[float, float, float]:
+    """Wall seconds of the command, or the most memory that it held."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        few, many = Path(folder) / "few.parquet", Path(folder) / "many.parquet"
-        write_parquet(table(_rows(10_000)), few)
-        part = pyarrow.parquet.read_table(few)
-        with pyarrow.parquet.ParquetWriter(many, part.schema) as writer:
-            for _ in range(100):
-                writer.write_table(part)
+        many = Path(folder) / "many.parquet"
+        _many_readings(many)
         for _ in range(3):
             began = time.perf_counter()
             child = subprocess.Popen([sys.executable, "-m", "kvlab", "export", str(many), "--format", to, "--out",

@@ -33,7 +33,8 @@ def main() -> None:
         code = 130
     except (ValueError, KeyError, OSError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        print(f"kvlab: {text}", file=sys.stderr)
+        from kvlab.show import printable
+        print(f"kvlab: {printable(text)}", file=sys.stderr)
         code = 2
     except Exception as error:
         if not hasattr(error, "format_message"):         # not one of the command-line library's own usage errors
@@ -60,14 +61,13 @@ def size(model: Annotated[str, typer.Argument(help="A name from `kvlab ls models
     from kvlab.catalog.models import models
     from kvlab.catalog.resolve import model as resolved
     from kvlab.kv.sizing import size as size_of
-    from kvlab.show import print_size
+    from kvlab.show import print_size, printable
     spec = resolved(model, download=download)
     found = size_of(spec, kv_len, batch, kv_format, tp)
     if spec.context and kv_len > spec.context:
         source = "the catalogue" if spec.name in models() else "its file"
         print(f"kvlab: kv_len {kv_len:,} is beyond the {spec.context:,} tokens of context that {source} gives for "
-              f"{spec.name}",
-              file=sys.stderr)
+              f"{printable(spec.name)}", file=sys.stderr)
     if as_json:
         return _print_json(asdict(found))
     print_size(spec, found)
@@ -103,7 +103,7 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
             kv_format: Annotated[str | None, typer.Option(help="Default: the trial's dtype.")] = None,
             block_size: Annotated[int | None, typer.Option(help="Tokens per block; default: the variant's.")] = None,
             page_order: Annotated[str | None, typer.Option(help="in_order or random; default: the variant's.")] = None,
-            dtype: Annotated[str | None, typer.Option(help="fp32 (cpu), bf16 (cuda) or fp16.")] = None,
+            dtype: Annotated[str | None, typer.Option(help="fp32 (default on cpu), bf16 (default on cuda) or fp16.")] = None,
             device: Annotated[str, typer.Option()] = "cpu",
             threads: Annotated[int, typer.Option()] = 1,
             seed: Annotated[int, typer.Option()] = 0,
@@ -291,7 +291,7 @@ def compare(a: Annotated[str, typer.Argument(help="A run (directory, id, study f
                                                          "that has them.")] = None,
             by: Annotated[str | None, typer.Option(help="Comma-separated columns that make a case; default: all.")
                           ] = None,
-            margin: Annotated[float, typer.Option(help="Differences up to this share count as none.")] = 0.05,
+            margin: Annotated[float, typer.Option(help="SAME: the whole interval is within this share of 1.")] = 0.05,
             as_json: Json = False) -> None:
     """Say case by case whether B is FASTER, SLOWER, the SAME or AMBIGUOUS against A, with intervals."""
     from kvlab.comparing import as_json as plain

@@ -1,41 +1,53 @@
 """What the commands print for people: tables and lines. Nothing is computed here that --json does not give too."""
 from __future__ import annotations
 
+import re
 import sys
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kvlab.units import display
 
+# C0, DEL, C1; separators of lines and paragraphs; what turns the direction of writing; halves of surrogate pairs
+_HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: object) -> str:
+    """Text of a file or an error as a terminal may show it: control characters as escapes such as \\x1b."""
+    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+
 
 def print_size(spec, found) -> None:
-    """A sized cache line by line, with what the numbers are."""
+    """A sized cache line by line, with what the numbers are. What comes from a model's file is shown escaped."""
     from kvlab.kv.sizing import crossover_tokens, size
-    print(f"{found.model}: {found.batch_size} × {found.kv_len:,} tokens in {found.kv_format}, {spec.attention_type}")
+
+    def say(text):
+        print(printable(text))
 
     def line(what, value, note=""):
         shown = "unknown" if value is None else f"{value:>20,} B = {display(value, 'B', 4)}"
-        print(f"  {what:<24} {shown} {note}".rstrip())
+        say(f"  {what:<24} {shown} {f'({note})' if note else ''}".rstrip())
+    say(f"{found.model}: {found.batch_size} × {found.kv_len:,} tokens in {found.kv_format}, {spec.attention_type}")
     line("KV cache", found.kv_bytes)
-    line("  of it the newest token", found.kv_bytes_per_token,
-         "(it fills a group of the tail, which is now quantised)" if found.kv_bytes_per_token < 0 else "")
+    line("  growth per token", found.kv_bytes_per_token, found.growth_note)
     if found.tp > 1:
         line(f"  on each of {found.tp} ranks", found.kv_bytes_per_rank)
-    line("in an engine's blocks", found.engine_bytes, f"({found.engine_note})")
+    line("in an engine's blocks", found.engine_bytes, found.engine_note)
     if found.state_bytes:
-        line("constant state", found.state_bytes, "(beside the KV cache)")
+        line("constant state", found.state_bytes, "beside the KV cache")
     line(f"weights ({found.weights_are})", found.weight_bytes)
     exact = size(spec, found.kv_len, found.batch_size).kv_bytes
     line("the article's formula", found.article_formula_bytes,
-         f"({found.article_formula_bytes / exact:.2f} × the KV cache in 16 bit)" if exact else "")
+         f"{found.article_formula_bytes / exact:.2f} × the KV cache in 16 bit" if exact else "")
     crossover = crossover_tokens(spec, found.kv_format)
-    print("  whether KV outgrows the weights is unknown: so is the parameter count" if found.weight_bytes is None
-          else "  KV never outgrows the weights: the cache stops growing before" if crossover is None
-          else f"  KV outgrows the weights beyond {crossover:,} cached tokens, over all sequences")
+    say("  whether KV outgrows the weights is unknown: so is the parameter count" if found.weight_bytes is None
+        else "  KV never outgrows the weights: the cache stops growing before" if crossover is None
+        else f"  KV outgrows the weights beyond {crossover:,} cached tokens, over all sequences")
     for assumption in found.assumed:
-        print(f"  assumed: {assumption}")
-    print(f"  {found.kind}: {found.note}")
+        say(f"  assumed: {assumption}")
+    say(f"  {found.kind}: {found.note}")
 
 
 def print_list(rows) -> None:
@@ -48,7 +60,7 @@ def print_list(rows) -> None:
         cells = ["" if row[c] is None else f"{row[c]:,}" if type(row[c]) is int
                  else f"{row[c]:.4g}" if type(row[c]) is float
                  else ", ".join(row[c]) if type(row[c]) is list else str(row[c]) for c in columns]
-        table.add_row(*[cell.replace("[", "\\[") for cell in cells])
+        table.add_row(*[Text(printable(cell)) for cell in cells])
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
@@ -56,10 +68,10 @@ def print_readings(rows, one) -> None:
     """The wide row, standing upright: metric, value, interval, kind, and what there is to say about it."""
     w, size = one.workload, one.layout.block_size
     blocks = "contiguous" if size is None else f"in blocks of {size}, {one.layout.page_order}"
-    print(f"{one.variant.label}: {w.phase}, batch {w.batch_size}, q_len {max(w.q_lens)}, kv_len {max(w.kv_lens)}, "
-          f"{w.shape.num_q_heads}/{w.shape.num_kv_heads} heads × {w.shape.head_dim}, K/V {one.kv_format} "
-          f"{blocks}, "
-          f"{one.dtype} on {one.device}; {next((r['hardware'] for r in rows if r['hardware']), '')}")
+    print(f"{printable(one.variant.label)}: {w.phase}, batch {w.batch_size}, q_len {max(w.q_lens)}, "
+          f"kv_len {max(w.kv_lens)}, {w.shape.num_q_heads}/{w.shape.num_kv_heads} heads × {w.shape.head_dim}, "
+          f"K/V {one.kv_format} {blocks}, {one.dtype} on {one.device}; "
+          f"{next((r['hardware'] for r in rows if r['hardware']), '')}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("metric", "value", "interval", "kind", "remark"):
         table.add_column(column, overflow="fold")
@@ -79,8 +91,7 @@ def print_readings(rows, one) -> None:
         remark = row["error"] or "; ".join(filter(None, (clock, row["cache_state"], row["note"])))
         kind = row["kind"] if row["status"] == "ok" else row["status"]
         shown = ", ".join(names) if len(names) < 5 else f"{names[0]} and {len(names) - 1} more"
-        table.add_row(shown, display(row["value"], row["unit"]), interval, kind,
-                      remark.replace("[", "\\["))
+        table.add_row(shown, display(row["value"], row["unit"]), interval, kind, Text(printable(remark)))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
@@ -91,10 +102,11 @@ def print_check(found, counts) -> None:
             if f["status"] == status:
                 reasons.setdefault(f["remark"] if status == "skipped" else f"{f['name']}: {f['remark']}", []).append(f)
         for reason, cells in reasons.items():
-            print(f"{status:>8} {len(cells):>4}  {reason}")
+            print(f"{status:>8} {len(cells):>4}  {printable(reason)}")
     worst = max((f["kernel_error"] for f in found if f["kernel_error"] is not None), default=None)
     print(f"{counts['ok']} cells agree with the oracle (largest kernel_error {display(worst, 'ratio')}), "
           f"{counts['failed'] + counts['oom']} fail, {counts['skipped']} refused by why_not")
+
 
 LANES = 6                       # threads and streams of a trace that are shown
 
@@ -102,7 +114,8 @@ LANES = 6                       # threads and streams of a trace that are shown
 def print_trace(path, about, found, top: int) -> None:
     """A trace's summary: what it is of, operators by their own time, where none ran, bytes, kernels."""
     of = "whole trace" if not found.calls else f"{found.calls} call{'s' if found.calls > 1 else ''}"
-    print(f"{path}: {about.get('variant') or 'a trace'}, {of}, {display(found.seconds, 's')} under the profiler")
+    print(f"{printable(path)}: {_text(about.get('variant')) or 'a trace'}, {of}, {display(found.seconds, 's')} under "
+          "the profiler")
     by_kernel = found.kernel_s > 0
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("operator", "calls", "own time", "share", "with what is inside", "kernels", "bytes (modelled)"):
@@ -111,7 +124,7 @@ def print_trace(path, about, found, top: int) -> None:
     for row in found.operators[:top]:
         moved = display(row["bytes"], "B") + (" + outputs" if row["bytes_of"] == "inputs" else "")
         kernels = [display(row["kernel_s"], "s")] if by_kernel else []
-        table.add_row(row["name"].replace("[", "\\["), f"{row['calls']:,}", display(row["self_s"], "s"),
+        table.add_row(Text(printable(row["name"])), f"{row['calls']:,}", display(row["self_s"], "s"),
                       f"{100 * row['share']:.1f} %", display(row["total_s"], "s"), *kernels,
                       moved if row["bytes_of"] else "")
     Console(width=None if sys.stdout.isatty() else 160).print(table)
@@ -119,22 +132,22 @@ def print_trace(path, about, found, top: int) -> None:
         rest = found.operators[top:]
         print(f"and {len(rest)} operators more, {display(sum(row['self_s'] for row in rest), 's')} together")
     for lane in sorted(found.lanes, key=lambda lane: -lane["busy_s"])[:LANES]:
-        print(f"{lane['kind']} {lane['lane']}: busy {display(lane['busy_s'], 's')}, no "
+        print(f"{lane['kind']} {printable(lane['lane'])}: busy {display(lane['busy_s'], 's')}, no "
               f"{'kernel' if lane['kind'] == 'stream' else 'operator'} for {display(lane['gap_s'], 's')} "
               f"({100 * lane['gap_share']:.1f} %); the largest gap, {display(lane['largest_gap_s'], 's')}, is "
-              f"{lane['largest_gap']}")
+              f"{printable(lane['largest_gap'])}")
     if len(found.lanes) > LANES:
         print(f"and {len(found.lanes) - LANES} threads or streams more, less busy")
     for row in found.kernels[:top]:
-        print(f"kernel of {row['operator'] or 'no operator'}: {row['count']:,} × {row['kernel'][:80]}, "
+        print(f"kernel of {printable(row['operator'])}: {row['count']:,} × {printable(row['kernel'][:80])}, "
               f"{display(row['total_s'], 's')}")
     per_call = f", {display(found.bytes / found.calls, 'B')} per call" if found.calls else ""
     print(f"modelled bytes: {display(found.bytes, 'B')}{per_call} (shapes of inputs and known outputs; views cost "
           "nothing; nothing was counted on a bus)")
     for name, why in found.not_counted.items():
-        print(f"  not counted: {name}: {why}")
+        print(f"  not counted: {printable(name)}: {why}")
     for problem in found.problems:
-        print(f"! {problem}", file=sys.stderr)
+        print(f"! {printable(problem)}", file=sys.stderr)
 
 
 def print_traces(paths) -> None:
@@ -142,8 +155,18 @@ def print_traces(paths) -> None:
     from kvlab.record.trace import load
     print(f"{len(paths)} traces; name one:")
     for path in paths:
-        about = load(path)[0].get("kvlab")
-        trial = about.get("trial", {}) if isinstance(about, dict) else {}
-        kv_lens = trial.get("workload", {}).get("kv_lens") or [0]
-        print(f"  kvlab trace {path}   {about.get('variant', '') if trial else ''} {trial.get('kv_format', '')} "
-              f"batch {len(kv_lens)}, kv_len {max(kv_lens)}")
+        about = _dict(load(path)[0].get("kvlab"))
+        trial = _dict(about.get("trial"))
+        kv_lens = _dict(trial.get("workload")).get("kv_lens")
+        lens = kv_lens if isinstance(kv_lens, list) and kv_lens and all(type(n) is int for n in kv_lens) else None
+        print(f"  kvlab trace {printable(path)}   {_text(about.get('variant'))} {_text(trial.get('kv_format'))}"
+              + (f" batch {len(lens)}, kv_len {max(lens):,}" if lens else ""))
+
+
+def _dict(value) -> dict:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value) -> str:
+    """Text as it may be shown; what is no text (a trace may say anything of itself) is none."""
+    return printable(value) if isinstance(value, str) else ""

@@ -1,10 +1,13 @@
 """The benchmark gates: when one is met, missed or ambiguous, and what the command writes. No time is asserted."""
 import json
+from itertools import islice
 
 import pytest
 
 from kvlab import bench
 from kvlab.bench import Gate
+from kvlab.record.trace import trace_of
+from kvlab.record.trace_summary import summary
 
 
 @pytest.mark.parametrize("goal, low, high, met", [
@@ -39,6 +42,17 @@ def test_the_table_is_written_and_the_exit_code_says_whether_all_are_met(tmp_pat
     assert [row["name"] for row in rows] == ["one", "two"]
     assert all({"name", "value", "low", "high", "goal", "met"} <= set(row) for row in rows)
     assert ("met" if code == 0 else "MISSED") in capsys.readouterr().out
+
+
+def test_the_trace_of_the_gate_is_one_that_torch_could_have_written():
+    events = list(islice(bench._events(), 490))
+    found = summary(trace_of({"traceEvents": events}))
+    assert found.calls == 10 and found.problems == () and found.not_counted == {}
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    assert sum(row["count"] for row in found.kernels) == len(kernels) == 60
+    assert {row["operator"] for row in found.kernels} == {f"aten::{inner}" for _, inner, _ in bench._OPERATORS}
+    shapes = {str(event["args"]["Input Dims"]) for event in events if event.get("cat") == "cpu_op"}
+    assert len(shapes) == 6 * 10 and json.loads(json.dumps(events)) == events
 
 
 def test_every_gate_measures_an_interval_around_its_value(monkeypatch):

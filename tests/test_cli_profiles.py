@@ -81,6 +81,17 @@ def test_a_damaged_trace_is_read_and_said(run_here, tmp_path):
     assert not code and "aten::bmm" in out and "the 2 whole events before are read" in err
 
 
+def test_text_of_a_file_or_an_error_does_not_reach_the_terminal_raw(run_here, tmp_path):
+    evil = "\x1b]0;owned\x07\u202e"
+    (tmp_path / "evil.json").write_text(json.dumps({"kvlab": {"variant": evil}, "traceEvents": [
+        x("kvlab:call", 0, 9, "user_annotation"), x(evil, 0, 5)]}))
+    code, out, _ = run_here("trace", "evil.json")
+    assert not code and out.count("\\x1b]0;owned\\x07\\u202e") == 3 and not set(out) & set(evil[:1] + evil[-2:])
+    for arguments in (["trace", evil + ".json"], ["export", evil, "--format", "csv"]):
+        code, _, err = run_here(*arguments)
+        assert code == 2 and "\\x1b]0;owned\\x07\\u202e" in err and "\x1b" not in err
+
+
 @pytest.mark.parametrize("format, name", [("csv", ".csv"), ("parquet", ".parquet"), ("latex", ".tex"),
                                           ("chrome-trace", ".trace.json.gz")])
 def test_export_of_a_run_into_this_folder(run_here, run, tmp_path, format, name):

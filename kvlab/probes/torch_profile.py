@@ -18,11 +18,12 @@ from kvlab.record.environment import portable
 from kvlab.record.export import atomic_write
 from kvlab.record.reading import Reading, missing
 from kvlab.record.trace import CALL, load, trace_of
-from kvlab.record.trace_summary import Summary, summary
+from kvlab.record.trace_summary import NO_OPERATOR, Summary, summary
 
 LARGE = 200 * 10**6             # bytes of JSON from which viewers become slow; they stop at 1 to 2 GB
 _KEPT = ("schemaVersion", "deviceProperties", "record_shapes", "displayTimeUnit", "baseTimeNanoseconds")
 CLASSES = ("attention", "matmul", "softmax", "copy")
+SHARES = ("largest_operator_share", "operator_gap_share", *(f"{kind}_time_share" for kind in CLASSES))
 
 
 @dataclass(frozen=True)
@@ -30,16 +31,15 @@ class TorchProfile:
     """Operators of a few calls by torch's profiler, and their Chrome trace in traces/ of the run.
 
     Shares are of the profiled call, which is slower than the timed one by profiler_overhead; on CUDA they are of the
-    time of its kernels. calls: how many; one where a call takes longer than a second. FLOPs are by formula, because the
-    profiler counts none for a CPU's scaled_dot_product_attention.
+    time of its kernels, and missing where none was recorded. calls: how many; one where a call takes longer than a
+    second. FLOPs are by formula, because the profiler counts none for a CPU's scaled_dot_product_attention.
     """
     calls: int = 3
     name: ClassVar[str] = "torch_profile"
     on_request: ClassVar[bool] = True
     metrics: ClassVar[dict[str, str]] = {
-        "operators_per_call": "count", "largest_operator_share": "ratio", "operator_gap_share": "ratio",
-        **{f"{kind}_time_share": "ratio" for kind in CLASSES}, "profiler_overhead": "ratio", "operator_bytes": "B",
-        "profiled_flops": "flop"}
+        "operators_per_call": "count", **{share: "ratio" for share in SHARES}, "profiler_overhead": "ratio",
+        "operator_bytes": "B", "profiled_flops": "flop"}
     needs: ClassVar[tuple[str, ...]] = ("timer",)
     rotates: ClassVar[bool] = False
 
@@ -84,47 +84,58 @@ class TorchProfile:
         return profiled
 
     def _readings(self, bench, trial, found: Summary, artifact: str, note: str):
-        if not found.operators:
-            why = "torch's profiler recorded no operator in the call: it runs none of torch's"
-            for metric, unit in self.metrics.items():
-                if metric not in ("profiler_overhead", "profiled_flops"):
-                    yield trial, missing(metric, unit, why, source=self.name, artifact=artifact)
+        at = dict(source=self.name, artifact=artifact)
+        named = [row for row in found.operators if row["name"] != NO_OPERATOR]
+        why = "" if named else "torch's profiler recorded no operator in the call: it runs none of torch's"
+        yield trial, missing("operators_per_call", "count", why, **at) if why else Reading(
+            "operators_per_call", sum(row["calls"] for row in named) / found.calls, "count", "measured",
+            method="profiler:torch", n=found.calls, window_s=found.seconds, note=note, **at)
+        yield trial, self._bytes(found, why, at)
+        gpu, said = trial.device.startswith("cuda"), "; ".join(found.problems)
+        if gpu:                                                      # the CPU's times never stand in for the GPU's
+            why = "" if found.kernel_s else "torch's profiler recorded no kernel that the call launched on the GPU" + (
+                said and f": {said}")
+        if why:
+            yield from ((trial, missing(metric, "ratio", why, **at)) for metric in SHARES)
         else:
-            yield from ((trial, reading) for reading in self._shares(found, artifact, note))
-            partly = "operators whose output is not counted: " + ", ".join(
-                row["name"] for row in found.operators if row["bytes_of"] == "inputs")
-            left_out = "not counted at all: " + ", ".join(found.not_counted)
-            yield trial, Reading("operator_bytes", found.bytes / found.calls, "B", "modelled",
-                                 method="formula:recorded shapes", source=self.name, artifact=artifact, note="; ".join(
-                                     ["per call, inputs and outputs of the innermost operators, views free",
-                                      *(text for text in (partly, left_out) if not text.endswith(": "))]))
+            yield from ((trial, reading) for reading in self._shares(found, gpu, said, at))
         yield trial, self._overhead(bench, trial, found, artifact)
         yield trial, Reading("profiled_flops", trial.variant.load().cost(trial).executed_flops, "flop", "modelled",
-                             method="formula:variant.cost", source=self.name, artifact=artifact,
+                             method="formula:variant.cost", **at,
                              note="of one call; torch's profiler counts 0 for scaled_dot_product_attention on a CPU")
 
-    def _shares(self, found: Summary, artifact: str, note: str):
-        gpu = found.kernel_s > 0
-        of, spent, clock = ("kernel time of the call", found.kernel_s, "CUDA kernels") if gpu else (
-            "wall time of the profiled call", found.seconds, "self time")
-        key = "kernel_s" if gpu else "self_s"
-        common = dict(method=f"profiler:torch, {clock}", source=self.name, n=found.calls, window_s=found.seconds,
-                      artifact=artifact)
-        yield Reading("operators_per_call", sum(row["calls"] for row in found.operators) / found.calls, "count",
-                      "measured", note=note, **{**common, "method": "profiler:torch"})
-        largest = max(found.operators, key=lambda row: row[key])
-        yield Reading("largest_operator_share", largest[key] / spent, "ratio", "measured", denominator=of,
-                      note=largest["name"], **common)
-        threads = [lane for lane in found.lanes if lane["kind"] == ("stream" if gpu else "thread")]
-        busiest = max(threads, key=lambda lane: lane["busy_s"])
-        yield Reading("operator_gap_share", busiest["gap_share"], "ratio", "measured", **common,
-                      denominator="time between the first and last kernel" if gpu else of,
-                      note=f"no {'kernel' if gpu else 'operator'} ran; the largest gap is {busiest['largest_gap']}")
+    def _bytes(self, found: Summary, why: str, at: dict):
+        if not any(row["bytes_of"] for row in found.operators):
+            return missing("operator_bytes", "B", why or "no operator in the call has shapes to count bytes by", **at)
+        inputs_only = [row["name"] for row in found.operators if row["bytes_of"] == "inputs"]
+        left_out = [*found.not_counted, *["kernels of no operator" for row in found.operators
+                                          if row["name"] == NO_OPERATOR]]
+        note = ["per call, inputs and outputs of the innermost operators, views free",
+                inputs_only and "operators whose output is not counted: " + ", ".join(inputs_only),
+                left_out and "not counted at all: " + ", ".join(left_out)]
+        return Reading("operator_bytes", found.bytes / found.calls, "B", "modelled", method="formula:recorded shapes",
+                       note="; ".join(filter(None, note)), **at)
+
+    def _shares(self, found: Summary, gpu: bool, said: str, at: dict):
+        rows, key, own, of, spent, clock, lane = (
+            (found.kernels, "total_s", "kernel_s", "kernel time of the call", found.kernel_s, "CUDA kernels", "stream")
+            if gpu else (found.operators, "self_s", "self_s", "wall time of the profiled call", found.seconds,
+                         "self time", "thread"))
+
+        def share(metric, value, note, denominator=of):
+            return Reading(metric, value, "ratio", "measured", method=f"profiler:torch, {clock}", n=found.calls,
+                           window_s=found.seconds, denominator=denominator, note="; ".join(filter(None, (note, said))),
+                           **at)
+        largest = max(found.operators, key=lambda row: row[own])
+        yield share("largest_operator_share", largest[own] / spent, largest["name"])
+        busiest = max((one for one in found.lanes if one["kind"] == lane), key=lambda one: one["busy_s"])
+        yield share("operator_gap_share", busiest["gap_share"],
+                    f"no {'kernel' if gpu else 'operator'} ran; the largest gap is {busiest['largest_gap']}",
+                    "time between the first and last kernel" if gpu else of)
         for kind in CLASSES:
-            names = [row["name"] for row in found.operators if row["class"] == kind and row[key] > 0]
-            own = sum(row[key] for row in found.operators if row["class"] == kind)
-            yield Reading(f"{kind}_time_share", own / spent, "ratio", "measured", denominator=of,
-                          note=", ".join(names)[:300], **common)
+            of_kind = [row for row in rows if row["class"] == kind and row[key] > 0]
+            yield share(f"{kind}_time_share", sum(row[key] for row in of_kind) / spent,
+                        ", ".join(dict.fromkeys(_named(row) for row in of_kind))[:300])
 
     def _overhead(self, bench, trial, found: Summary, artifact: str):
         took = bench.reading(trial, "latency_s")
@@ -136,6 +147,12 @@ class TorchProfile:
                        method="profiler:torch, call range ÷ timer", source=self.name, n=found.calls, artifact=artifact,
                        denominator="latency_s", note="wall time under the profiler; latency_s is by the timer's clock",
                        **ends)
+
+
+def _named(row: dict) -> str:
+    """The operator of a row, or the kernel that none launched."""
+    name = row.get("operator", row.get("name"))
+    return row["kernel"][:60] if name == NO_OPERATOR else name
 
 
 def _cleaned(data: dict, trial) -> dict:

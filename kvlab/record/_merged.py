@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlab.record.export import atomic_file
-from kvlab.record.trace import load
+from kvlab.record.trace import load, usable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,9 +50,9 @@ def _events(path: Path, number: int, label: str) -> Iterator[dict]:
     """A trace's events as those of one process, whose lanes (threads, streams of a GPU) are numbered through."""
     data, _ = load(path)
     events = [e for e in data["traceEvents"] if isinstance(e, dict) and e.get("cat") != "Trace"]
-    names = {(str(e.get("pid")), str(e.get("tid"))): (e.get("args") or {}).get("name") for e in events
-             if e.get("name") == "thread_name"}
-    timed = [e for e in events if e.get("ph") in _TIMED and type(e.get("ts")) in (int, float)]
+    names = {(str(e.get("pid")), str(e.get("tid"))): e["args"].get("name") for e in events
+             if e.get("name") == "thread_name" and isinstance(e.get("args"), dict)}
+    timed = [e for e in events if e.get("ph") in _TIMED and usable(e.get("ts")) and usable(e.get("dur", 0))]
     start = min((e["ts"] for e in timed), default=0)
     lanes: dict[tuple[str, str], int] = {}
     yield dict(ph="M", name="process_name", pid=number, tid=0, args=dict(name=label))

@@ -99,22 +99,40 @@ def atomic_write(path: Path, data: bytes) -> None:
 def write_csv(table: pd.DataFrame | Iterable[pd.DataFrame], path: Path | str) -> None:
     """Any table, or its parts one after another, as UTF-8 CSV without an index; text in quotes.
 
-    Absent text and numbers are empty fields, carriage returns in text become line feeds.
+    Absent text and numbers are empty fields, carriage returns in text become line feeds. Refused: a part with other
+    columns than the first, or with text where that has numbers (ValueError).
     """
     import pandas as pd
     import pyarrow
-    import pyarrow.compute as pc
     from pyarrow.csv import CSVWriter
     with atomic_file(Path(path)) as file, contextlib.ExitStack() as stack:
-        writer = None
+        writer, first = None, None
         for part in [table] if isinstance(table, pd.DataFrame) else table:
             for start in range(0, max(len(part), 1), _LINES):
-                arrow = pyarrow.Table.from_pandas(part.iloc[start:start + _LINES], preserve_index=False)
-                columns = [column if pyarrow.types.is_primitive(column.type) else pc.replace_substring_regex(
-                    column.cast(pyarrow.large_string()), "\r\n?", "\n") for column in arrow.columns]
-                arrow = pyarrow.table(columns, names=arrow.column_names)
-                writer = writer or stack.enter_context(CSVWriter(file, arrow.schema))
+                columns = [_csv_column(values) for _, values in part.iloc[start:start + _LINES].items()]
+                arrow = pyarrow.table(columns, names=[str(name) for name in part])
+                if writer is None:
+                    writer, first = stack.enter_context(CSVWriter(file, arrow.schema)), arrow.schema
+                if arrow.schema.names != first.names or any(
+                        own == pyarrow.large_string() != head for own, head in zip(arrow.schema.types, first.types)):
+                    raise ValueError(f"a part of the table has other columns than the first: {arrow.schema.names} "
+                                     f"instead of {first.names}, or text in one that began with numbers")
                 writer.write_table(arrow)
+
+
+def _csv_column(values: pd.Series):
+    """As Arrow writes it: numbers, truth values and times as they are, all else as text."""
+    import pyarrow
+    import pyarrow.compute as pc
+    try:
+        column = pyarrow.Array.from_pandas(values)
+        if pyarrow.types.is_primitive(column.type):
+            return column
+        column = column.cast(pyarrow.large_string())
+    except (pyarrow.ArrowException, OverflowError, UnicodeError):    # lists, several types, half a character
+        texts = values.map(lambda value: str(value).encode(errors="backslashreplace").decode(), na_action="ignore")
+        column = pyarrow.Array.from_pandas(texts, type=pyarrow.large_string())
+    return pc.replace_substring_regex(column, "\r\n?", "\n")
 
 
 def write_parquet(table: pd.DataFrame, path: Path | str) -> None:

@@ -13,9 +13,10 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pydantic_core import from_json
 
 from kvlab.record.export import StoreError
 
@@ -72,16 +73,12 @@ def load(path: Path | str, most: int = MOST_BYTES) -> tuple[dict[str, Any], list
     text, problems = _text(path, most)
     with no_collector():
         try:
-            data = json.loads(text)
+            data = _parsed(text, problems)
         except RecursionError:
             raise ValueError(f"{path} is no Chrome trace: it is nested too deeply") from None
         except ValueError as error:
-            data = _whole_events(text)
-            if data is None:
-                raise ValueError(f"{path} is no Chrome trace ({error}); give the .json or .json.gz that a profiler "
-                                 "wrote") from None
-            problems.append(f"the file ends in the middle or is damaged ({error}): the {len(data['traceEvents']):,} "
-                            "whole events before are read")
+            raise ValueError(f"{path} is no Chrome trace ({error}); give the .json or .json.gz that a profiler "
+                             "wrote") from None
     data = {"traceEvents": data} if isinstance(data, list) else data
     if not isinstance(data, dict) or not isinstance(data.get("traceEvents"), list):
         raise ValueError(f"{path} is no Chrome trace: it has no list of traceEvents; give the .json or .json.gz that a "
@@ -89,7 +86,23 @@ def load(path: Path | str, most: int = MOST_BYTES) -> tuple[dict[str, Any], list
     return data, problems
 
 
-def _text(path: Path, most: int) -> tuple[str, list[str]]:
+def _parsed(text: bytes, problems: list[str]) -> Any:
+    """The JSON, nested 200 deep at most and without lone surrogates, so that it can be written again whatever it is."""
+    with contextlib.suppress(ValueError):
+        return from_json(text)
+    loose = text.decode("utf-8-sig", "replace")
+    try:
+        data = json.loads(loose)
+    except ValueError as error:
+        data = _whole_events(loose)
+        if data is None:
+            raise
+        problems.append(f"the file ends in the middle or is damaged ({error}): the {len(data['traceEvents']):,} whole "
+                        "events before are read")
+    return from_json(json.dumps(data, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _text(path: Path, most: int) -> tuple[bytes, list[str]]:
     if not path.is_file():
         raise StoreError(errno.ENOENT, f"there is no trace file {path}; give a .json or .json.gz file, or a run")
     pieces, size, problems = [], 0, []
@@ -110,7 +123,7 @@ def _text(path: Path, most: int) -> tuple[str, list[str]]:
     if size > most:
         raise ValueError(f"{path} holds more than {most:,} bytes of JSON, which kvlab does not read; open it in "
                          "ui.perfetto.dev, or profile fewer calls")
-    return b"".join(pieces).decode("utf-8-sig", "replace"), problems
+    return b"".join(pieces), problems
 
 
 @contextlib.contextmanager
@@ -153,7 +166,7 @@ def trace_of(data: dict[str, Any], problems: list[str] | None = None) -> Trace:
     if len(all_of) > MOST_EVENTS:
         problems.append(f"only the first {MOST_EVENTS:,} of {len(all_of):,} events are read")
     kinds: dict[str, list[Event]] = {}
-    lanes: dict[Lane, Lane] = {}
+    lanes: dict[tuple, Lane] = {}
     unusable = halves = 0
     with no_collector():
         for event in all_of[:MOST_EVENTS]:
@@ -161,12 +174,16 @@ def trace_of(data: dict[str, Any], problems: list[str] | None = None) -> Trace:
                 unusable += 1
             elif event.get("ph") == "X":
                 start, took, category, args = event.get("ts"), event.get("dur"), event.get("cat"), event.get("args")
-                if not (_usable(start) and _usable(took) and took >= 0):
+                if not (usable(start) and usable(took) and took >= 0):
                     unusable += 1
                     continue
-                where = str(event.get("pid", "")), str(event.get("tid", ""))
-                one = Event(lanes.setdefault(where, where), start * 1e-6, took * 1e-6, name,
-                            args if type(args) is dict else {})
+                where = event.get("pid", ""), event.get("tid", "")
+                try:
+                    lane = lanes[where]
+                except (KeyError, TypeError):                            # a new one, or one that is no number or text
+                    where = tuple(one if type(one) in (int, float, str) else "" for one in where)
+                    lane = lanes.setdefault(where, tuple(map(str, where)))
+                one = Event(lane, start * 1e-6, took * 1e-6, name, args if type(args) is dict else {})
                 kinds.setdefault(category if type(category) is str else "", []).append(one)
             else:
                 halves += event.get("ph") in ("B", "E", "b", "e")
@@ -182,15 +199,13 @@ def trace_of(data: dict[str, Any], problems: list[str] | None = None) -> Trace:
 
     def sorted_of(names):
         events = [event for name in names for event in kinds.get(name, ())]
-        events.sort(key=attrgetter("seconds"), reverse=True)             # three stable sorts: of what starts together,
-        events.sort(key=attrgetter("start"))                             # the longest is the one around
-        events.sort(key=attrgetter("lane"))
+        events.sort(key=lambda event: (event.lane, event.start, -event.seconds))   # the longest is around
         return events
     about = data.get("kvlab")
     return Trace(*map(sorted_of, (OPERATORS, LAUNCHES, RANGES, KERNELS)), about if isinstance(about, dict) else {},
                  tuple(problems))
 
 
-def _usable(number) -> bool:
+def usable(number) -> bool:
     """A number of microseconds that can be computed with; NaN, infinity, text and booleans are none."""
-    return type(number) in (int, float) and abs(number) < 1e17
+    return type(number) in (int, float) and -1e17 < number < 1e17

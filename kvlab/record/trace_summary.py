@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from kvlab.record._operators import VIEWS, Moved, moved, operator_class
+from kvlab.record._operators import MAY_WIDEN, VIEWS, Moved, moved, operator_class
 from kvlab.record.trace import CALL, Event, Lane, Trace, no_collector
+from kvlab.units import display
 
+NO_OPERATOR = "(no operator)"       # FlashInfer, Triton and others launch kernels without one of torch's around
 Interval = tuple[float, float, str, str]                # start, end, what begins it, what ends it
 
 
@@ -22,8 +24,9 @@ class Summary:
     operators, by their own time, on a GPU by that of the kernels they launched: name, class, calls, total_s, self_s,
     share (of these seconds on every thread, so that all shares and the gaps make 1), kernel_s, bytes, bytes_of
     ("inputs + outputs", "inputs", "" where an operator inside is counted). lanes, one a thread or stream: lane, kind,
-    busy_s, gap_s, gap_share, largest_gap_s, largest_gap. kernels: operator, kernel, count, total_s. not_counted:
-    operator -> why its bytes are not.
+    busy_s, gap_s, gap_share, largest_gap_s, largest_gap. kernels: operator (NO_OPERATOR where a call launched them
+    outside of any, a row of operators without calls and time of its own), kernel, class (the operator's, else by the
+    kernel's name), count, total_s. not_counted: operator -> why its bytes are not.
     """
     calls: int
     seconds: float
@@ -56,15 +59,17 @@ def summary(trace: Trace) -> Summary:
                    for process, of in _by(trace.operators, lambda event: event.lane[0]).items()}
     spent = {process: sum(end - start for start, end, _, _ in of) for process, of in windows.items()}
     launches, nested, found = _by_lane(trace.launches), _Nested(), []
-    for lane, events in lanes.items():
-        own = launches.get(lane, [])
-        nested.walk(sorted([*events, *own], key=attrgetter("start")) if own else events, set(map(id, own)))
-        found.append(_lane(lane, "thread", nested.intervals, windows[lane[0]]))
-    kernels = _kernels(trace, nested.launched, within_calls=bool(calls))
+    alone = {id(e): None for e in trace.launches} | {id(e): NO_OPERATOR for e in _inside(trace.launches, windows)}
+    for lane in {**lanes, **launches}:
+        events, own = lanes.get(lane, []), launches.get(lane, [])
+        nested.walk(sorted([*events, *own], key=attrgetter("start")) if own else events, alone)
+        if events:
+            found.append(_lane(lane, "thread", nested.intervals, windows[lane[0]]))
+    problems = list(trace.problems)
+    kernels = _kernels(trace, nested.launched, problems, within_calls=bool(calls))
     for lane, events in _by_lane(kernel for kernel, _ in kernels).items():
         busy = _union((e.start, e.end, e.name, e.name) for e in events)
         found.append(_lane(lane, "stream", busy, [(busy[0][0], busy[-1][1], "", "")]))
-    problems = list(trace.problems)
     if calls and trace.operators and not nested.totals:
         problems.append(f"no operator ran inside the ranges {CALL!r}")
     launched = _launched(kernels)
@@ -78,22 +83,22 @@ class _Nested:
 
     def __init__(self):
         self.totals: dict[str, list] = {}               # name -> [calls, total_s, self_s, bytes, counted, inputs only]
-        self.launched: dict[str, str] = {}              # correlation id -> operator
+        self.launched: dict[Any, str | None] = {}       # correlation id -> operator, None: not in a call
         self.not_counted: dict[str, str] = {}
         self.intervals: list[Interval] = []             # of the last lane: when some operator ran
         self._stack: list[list] = []                    # [event, its end, own seconds, something inside has its bytes]
         self._seen: dict[str, Moved | None] = {}
 
-    def walk(self, events: Iterable[Event], launches: set[int]) -> None:
-        """One lane's events, sorted by start. launches: ids of those that launch kernels and are no operators."""
+    def walk(self, events: Iterable[Event], alone: dict[int, str | None]) -> None:
+        """One lane's events, sorted by start. alone: of launches (by id), whose kernels are those of no operator."""
         stack, outermost = self._stack, []
         for event in events:
             start = event.start
             while stack and stack[-1][1] <= start:
                 self._pop()
-            if launches and id(event) in launches:
-                if stack and "correlation" in event.args:
-                    self.launched[str(event.args["correlation"])] = stack[-1][0].name
+            if alone and id(event) in alone:
+                if (number := _number(event, "correlation")) is not None:
+                    self.launched[number] = stack[-1][0].name if stack else alone[id(event)]
                 continue
             end = start + event.seconds
             if stack:                                   # what sticks out of its parent is not the parent's
@@ -108,10 +113,16 @@ class _Nested:
     def _pop(self) -> None:
         event, _, own, below = self._stack.pop()
         name = event.name
-        sums = self.totals.setdefault(name, [0, 0.0, 0.0, 0, False, False])
+        sums = self.totals.get(name)
+        if sums is None:
+            sums = self.totals[name] = [0, 0.0, 0.0, 0, False, False]
         sums[0] += 1
-        sums[2] += max(0.0, own)
-        if all(outer[0].name != name for outer in self._stack):
+        if own > 0:
+            sums[2] += own
+        for outer in self._stack:
+            if outer[0].name == name:
+                break
+        else:
             sums[1] += event.seconds                    # one inside another of its name is in that one's time
         if not below and name not in VIEWS:             # those around hand the same tensors on: the innermost counts
             below = self._bytes(event, sums)
@@ -119,10 +130,13 @@ class _Nested:
             self._stack[-1][3] = True
 
     def _bytes(self, event: Event, sums: list) -> bool:
-        shapes = [event.args.get(key) for key in ("Input Dims", "Input type", "Input Strides")]
-        key = f"{event.name} {shapes}"
+        name, args = event.name, event.args
+        shapes = [args.get("Input Dims"), args.get("Input type"), args.get("Input Strides")]
+        if name in MAY_WIDEN:
+            shapes.append(args.get("Concrete Inputs"))
+        key = f"{name} {shapes}"
         if key not in self._seen:
-            self._seen[key] = moved(event.name, *shapes)
+            self._seen[key] = moved(name, *shapes)
         found = self._seen[key]
         if found is None:
             return False
@@ -182,16 +196,33 @@ def _lane(lane: Lane, kind: str, busy: list[Interval], windows: list[Interval]) 
                 largest_gap_s=largest[0], largest_gap=largest[1])
 
 
-def _kernels(trace: Trace, launched: dict[str, str], within_calls: bool) -> list[tuple[Event, str]]:
-    """Kernels with the operator that launched them: by correlation id; in a trace without calls, by external id too."""
-    names = {} if within_calls else {str(e.args.get("External id")): e.name for e in trace.operators}
-    found = []
+def _number(event: Event, key: str) -> int | str | None:
+    """The number by which one event names another."""
+    number = event.args.get(key)
+    return number if type(number) in (int, str) else None
+
+
+def _kernels(trace: Trace, launched: dict[Any, str | None], problems: list[str],
+             within_calls: bool) -> list[tuple[Event, str]]:
+    """Kernels with the operator that launched them: by correlation id; in a trace without calls, by external id too.
+
+    Those launched outside of the calls are left out, and those whose launch is not found, which is said.
+    """
+    names = {} if within_calls else {_number(e, "External id"): e.name for e in trace.operators}
+    names.pop(None, None)
+    found, lost = [], []
     for kernel in trace.kernels:
-        operator = launched.get(str(kernel.args.get("correlation")))
-        if operator is None and not within_calls:
-            operator = names.get(str(kernel.args.get("External id")), "")
-        if operator is not None:                                 # else it was launched outside the calls
+        number = _number(kernel, "correlation")
+        operator = launched.get(number)
+        if not within_calls and operator in (None, NO_OPERATOR):
+            operator = names.get(_number(kernel, "External id"), NO_OPERATOR)
+        elif number is None or number not in launched:
+            lost.append(kernel.seconds)
+        if operator is not None:
             found.append((kernel, operator))
+    if lost:
+        problems.append(f"{len(lost):,} kernels ({display(sum(lost), 's')}) are left out: their launch is not in the "
+                        "trace, so whether a call launched them is unknown")
     return found
 
 
@@ -201,7 +232,8 @@ def _launched(kernels: list[tuple[Event, str]]) -> list[dict[str, Any]]:
         total = sums.setdefault((operator, kernel.name), [0, 0.0])
         total[0] += 1
         total[1] += kernel.seconds
-    found = [dict(operator=operator, kernel=name, count=count, total_s=total)
+    found = [dict(operator=operator, kernel=name, count=count, total_s=total,
+                  **{"class": operator_class(name if operator == NO_OPERATOR else operator)})
              for (operator, name), (count, total) in sums.items()]
     return sorted(found, key=lambda row: -row["total_s"])
 
@@ -210,6 +242,8 @@ def _operators(totals: dict[str, list], seconds: float, kernels: list[dict]) -> 
     on_gpu: dict[str, float] = {}
     for row in kernels:
         on_gpu[row["operator"]] = on_gpu.get(row["operator"], 0.0) + row["total_s"]
+    if NO_OPERATOR in on_gpu:
+        totals = {**totals, NO_OPERATOR: [0, 0.0, 0.0, 0, False, False]}
     found = [dict(name=name, **{"class": operator_class(name)}, calls=calls, total_s=total, self_s=own,
                   share=own / seconds if seconds else 0.0, kernel_s=on_gpu.get(name, 0.0), bytes=size,
                   bytes_of="" if not counted else "inputs" if inputs_only else "inputs + outputs")

@@ -17,9 +17,10 @@ from kvlab.probes._base import Watch, with_also
 from kvlab.probes.kernel_error import KernelError
 from kvlab.probes.timer import Timer
 from kvlab.probes.torch_profile import CLASSES, TorchProfile
+from kvlab.record._operators import moved
 from kvlab.record.reading import Reading, table
 from kvlab.record.trace import read_trace, trace_of
-from kvlab.record.trace_summary import summary
+from kvlab.record.trace_summary import NO_OPERATOR, summary
 from kvlab.studies import _run
 from kvlab.studies._run import Job, in_process, run
 from kvlab.studies._worker import worker_each
@@ -137,18 +138,83 @@ def x(name, ts, dur, cat="cpu_op", tid=1, pid=1, **args):
     return dict(ph="X", name=name, ts=ts, dur=dur, cat=cat, pid=pid, tid=tid, args=args)
 
 
+def readings(events, device="cpu"):
+    """The probe's readings of a trace made by hand, by metric."""
+    variant = SimpleNamespace(load=lambda: SimpleNamespace(cost=lambda trial: SimpleNamespace(executed_flops=1)))
+    one = SimpleNamespace(device=device, variant=variant)
+    bench = SimpleNamespace(reading=lambda trial, metric: Reading("latency_s", 50e-6, "s", "measured"))
+    found = summary(trace_of({"traceEvents": [x("kvlab:call naive", 0, 100, cat="user_annotation"), *events]}))
+    read = {reading.metric: reading for _, reading in TorchProfile()._readings(bench, one, found, "", "")}
+    assert set(read) == set(TorchProfile.metrics)
+    return read
+
+
+LAUNCHED = [x("aten::empty", 0, 2), x("launch", 5, 1, cat="cuda_runtime", correlation=1)]
+
+
+def test_on_a_gpu_kernels_that_no_operator_launched_are_of_the_call_too():
+    read = readings([*LAUNCHED, x("flashinfer::decode", 20, 60, cat="kernel", pid=0, tid=7, correlation=1)], "cuda:0")
+    assert read["attention_time_share"].value == read["largest_operator_share"].value == 1
+    assert read["attention_time_share"].note == "flashinfer::decode"
+    assert read["largest_operator_share"].note == NO_OPERATOR and read["operators_per_call"].value == 1
+    assert read["operator_bytes"].kind == "missing" and "no operator in the call has" in read["operator_bytes"].note
+
+
+@pytest.mark.parametrize("kernels, why", [
+    ([], "recorded no kernel that the call launched on the GPU"),
+    ([x("decode", 20, 60, cat="kernel", pid=0, tid=7, correlation=2)], "1 kernels (60 µs) are left out: their launch"),
+    ([x("decode", 20, 0, cat="kernel", pid=0, tid=7, correlation=1)], "recorded no kernel"),
+])
+def test_on_a_gpu_without_kernels_no_share_is_of_the_cpus_time(kernels, why):
+    read = readings([*LAUNCHED, *kernels], "cuda")
+    for metric in torch_profile.SHARES:
+        assert read[metric].kind == "missing" and read[metric].value is None and why in read[metric].note
+    assert read["operators_per_call"].value == 1 and read["profiler_overhead"].value == pytest.approx(2)
+
+
+def test_kernels_that_are_left_out_are_said_beside_every_share():
+    kernels = [x("gemm", 20, 60, cat="kernel", pid=0, tid=7, correlation=1),
+               x("lost", 90, 5, cat="kernel", pid=0, tid=7, correlation=2)]
+    read = readings([*LAUNCHED, *kernels], "cuda")
+    assert all("1 kernels (5 µs) are left out" in read[metric].note for metric in torch_profile.SHARES)
+    assert read["matmul_time_share"].value == 1
+
+
 def test_on_a_gpu_shares_are_of_the_time_of_kernels():
-    events = [x("kvlab:call naive", 0, 100, cat="user_annotation"), x("aten::bmm", 0, 60),
+    events = [x("aten::bmm", 0, 60),
               x("launch", 5, 1, cat="cuda_runtime", correlation=1), x("aten::_softmax", 60, 5),
               x("launch", 61, 1, cat="cuda_runtime", correlation=2),
               x("gemm", 20, 30, cat="kernel", pid=0, tid=7, correlation=1),
               x("softmax_kernel", 60, 10, cat="kernel", pid=0, tid=7, correlation=2)]
-    readings = {r.metric: r for r in TorchProfile()._shares(summary(trace_of({"traceEvents": events})), "", "")}
-    assert readings["matmul_time_share"].value == pytest.approx(0.75)
-    assert readings["softmax_time_share"].value == pytest.approx(0.25)
-    assert readings["largest_operator_share"].note == "aten::bmm"
-    assert readings["operator_gap_share"].value == pytest.approx(0.2)
-    assert all("CUDA kernels" in r.method for m, r in readings.items() if m != "operators_per_call")
+    read = readings(events, "cuda")
+    assert read["matmul_time_share"].value == pytest.approx(0.75)
+    assert read["softmax_time_share"].value == pytest.approx(0.25)
+    assert read["largest_operator_share"].note == "aten::bmm"
+    assert read["operator_gap_share"].value == pytest.approx(0.2)
+    assert all("CUDA kernels" in read[metric].method for metric in torch_profile.SHARES)
+
+
+@pytest.mark.parametrize("name, call", [
+    ("where", lambda h, f, m: torch.where(m, h, f)), ("where", lambda h, f, m: torch.where(m, h, 1.5)),
+    ("gt", lambda h, f, m: f > 0), ("eq", lambda h, f, m: h == f), ("logical_or", lambda h, f, m: f.logical_or(m)),
+    ("masked_fill", lambda h, f, m: h.masked_fill(m, -1e4)), ("add", lambda h, f, m: h + h.bfloat16()),
+    ("mul", lambda h, f, m: h * 2.5), ("sub", lambda h, f, m: h - f), ("div", lambda h, f, m: f / f.double()),
+    ("bitwise_and", lambda h, f, m: m & m), ("add", lambda h, f, m: f.long() + 3), ("exp", lambda h, f, m: h.exp()),
+    ("_softmax", lambda h, f, m: h.softmax(-1)), ("mm", lambda h, f, m: f @ f.T), ("mul", lambda h, f, m: f * m),
+    ("maximum", lambda h, f, m: torch.maximum(f, f[:1])), ("neg", lambda h, f, m: -f.int()),
+])
+def test_modelled_output_is_what_torch_returns(tmp_path, name, call):
+    half, full = torch.ones(8, 100, dtype=torch.float16), torch.ones(8, 100)
+    call(half, full, full > 0)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiled:
+        result = call(half, full, full > 0)
+    profiled.export_chrome_trace(str(tmp_path / "a.json"))
+    args = [e.args for e in read_trace(tmp_path / "a.json").operators if e.name == f"aten::{name}"][-1]
+    found = moved(f"aten::{name}", *(args[key] for key in ("Input Dims", "Input type", "Input Strides",
+                                                           "Concrete Inputs")))
+    assert found.output == result.nbytes
+    assert moved("aten::_softmax", [[8, 100], [], []], ["c10::Half", "Scalar", "Scalar"], None,
+                 ["", "-1", "True"]).output == 3200                  # what CUDA does of softmax(dtype=float32)
 
 
 def test_a_call_without_operators_of_torch_is_missing_with_the_reason():

@@ -116,6 +116,42 @@ def test_csv_of_any_table_is_what_pandas_reads(tmp_path):
                                   check_exact=True)
 
 
+@pytest.mark.parametrize("values, written", [
+    (pd.Series(["x", None, float("nan"), pd.NA], dtype=object), ['"x"', "", "", ""]),
+    (pd.Series(["x", 1, 2.5, None], dtype=object), ['"x"', '"1"', '"2.5"', ""]),
+    (pd.Series([1, None, 2.5], dtype=object), ["1", "", "2.5"]),
+    (pd.Series([None, None], dtype=object), ["", ""]),
+    (pd.Series([2**70, 1], dtype=object), [f'"{2**70}"', '"1"']),
+    (pd.Series(["half \ud800", 'q"u,o'], dtype=object), ['"half \\ud800"', '"q""u,o"']),
+    (pd.Series([[1, 2], None]), ['"[1, 2]"', ""]),
+    (pd.Series([b"\xff", b"x"]), ["\"b'\\xff'\"", "\"b'x'\""]),
+    (pd.Series([True, False]), ["true", "false"]), (pd.Series([True, None], dtype="boolean"), ["true", ""]),
+    (pd.Series([2**62, None], dtype="Int64"), [str(2**62), ""]),
+    (pd.Categorical(["p", None, 'q"r']), ['"p"', "", '"q""r"']), (pd.Categorical([2, 1, None]), ['"2"', '"1"', ""]),
+    (pd.to_datetime(pd.Series(["2026-01-02", None])).astype("datetime64[s]"), ["2026-01-02 00:00:00", ""]),
+    (pd.Series([], dtype="string"), []),
+])
+def test_csv_of_a_column(tmp_path, values, written):
+    write_csv(pd.DataFrame({'a"b\n': values, "n": range(len(values))}), tmp_path / "a.csv")
+    lines = (tmp_path / "a.csv").read_text()
+    assert lines == "".join(f"{line}\n" for line in ['"a""b\n","n"', *(f"{one},{n}" for n, one in enumerate(written))])
+
+
+def test_csv_of_parts(tmp_path):
+    part = pd.DataFrame({"a": [1, 2]})
+    write_csv([part, pd.DataFrame({"a": [None, 0.5]})], tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_text() == '"a"\n1\n2\n\n0.5\n'
+    none = pd.DataFrame({"a": pd.Series([None], dtype=object)})
+    write_csv([none, pd.DataFrame({"a": ['x,"y"']}), part, none], tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_text() == '"a"\n\n"x,""y"""\n"1"\n"2"\n\n'
+    for other in (pd.DataFrame({"b": [1]}), pd.DataFrame({"a": [1], "b": [1]}), pd.DataFrame({"a": ["x,y"]})):
+        with pytest.raises(ValueError, match="a part of the table has other columns"):
+            write_csv([part, other], tmp_path / "b.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+    write_csv(pd.DataFrame([[1, 2]], columns=["a", "a"]), tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_text() == '"a","a"\n1,2\n'
+
+
 @pytest.mark.parametrize("format", ["csv", "parquet"])
 def test_the_wide_view_is_one_line_a_case(tmp_path, format):
     write_parquet(readings(5), tmp_path / "a.parquet")
@@ -202,6 +238,18 @@ def test_traces_become_one_with_a_process_per_trial(traced):
     assert {e["pid"] for e in events} == {1, 2} and min(e["ts"] for e in events if "ts" in e) == 0
     assert {e["id"] for e in events if "id" in e} == {"1.5", "2.5"}      # an arrow stays within its trial
     assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {"main", "0 / 7"}
+
+
+def test_a_trace_that_says_nonsense_of_itself_is_merged(traced):
+    (path, _) = sorted((traced.parent / "traces").iterdir())
+    data = json.loads(gzip.decompress(path.read_bytes()))
+    data["traceEvents"] += [dict(ph="M", name="thread_name", pid=77, tid=77, args=["main"]),
+                            dict(ph="X", name=["x"], ts=1),
+                            dict(ph="X", name="x", ts=float("nan"), dur=1), dict(ph="X", name="x", ts=0, dur="long"),
+                            dict(ph="s", name="x", ts=0, id={"a": 1}), dict(ph="M", name={}, args=3)]
+    path.write_bytes(gzip.compress(json.dumps({**data, "kvlab": ["nonsense"]}).encode()))
+    found = read_trace(export.export(traced, "chrome-trace", traced.parent))
+    assert summary(found).calls == 2 and len(found.operators) == 2
 
 
 def test_traces_outside_of_the_run_are_not_read(traced):

@@ -10,7 +10,7 @@ from kvlab.record import trace as reader
 from kvlab.record._operators import Moved, moved, operator_class
 from kvlab.record.export import StoreError
 from kvlab.record.trace import read_trace, trace_of
-from kvlab.record.trace_summary import summary
+from kvlab.record.trace_summary import NO_OPERATOR, summary
 
 
 def x(name, ts, dur, cat="cpu_op", pid=1, tid=1, **args):
@@ -75,6 +75,39 @@ def test_kernels_stand_beside_the_operator_that_launched_them():
     assert found.operators[0]["self_s"] == pytest.approx(20e-6)                      # a launch is no operator
 
 
+def launch(ts, number, **where):
+    return x("cudaLaunchKernel", ts, 1, cat="cuda_runtime", correlation=number, **where)
+
+
+def kernel(name, ts, dur, number):
+    return x(name, ts, dur, cat="kernel", pid=0, tid=7, correlation=number)
+
+
+@pytest.mark.parametrize("thread", [1, 2])                           # that of the operators, or one without any
+def test_a_kernel_that_a_call_launches_outside_of_any_operator_counts(thread):
+    found = summed(call(0, 100), x("aten::empty", 1, 2), launch(5, 3, tid=thread), kernel("flash::decode", 20, 60, 3))
+    assert found.kernels == [dict(operator=NO_OPERATOR, kernel="flash::decode", count=1, total_s=pytest.approx(60e-6),
+                                  **{"class": "attention"})]
+    (alone,) = (row for row in found.operators if row["name"] == NO_OPERATOR)
+    assert alone["kernel_s"] == pytest.approx(60e-6) and (alone["calls"], alone["self_s"]) == (0, 0.0)
+    assert found.problems == () and [lane["kind"] for lane in found.lanes] == ["thread", "stream"]
+    outside = summed(call(0, 100), x("aten::empty", 1, 2), launch(150, 3), kernel("warm", 160, 60, 3))
+    assert outside.kernels == [] and outside.problems == ()
+    only = summed(call(0, 100), launch(5, 3), kernel("decode", 20, 60, 3))
+    assert only.kernel_s == pytest.approx(60e-6)
+
+
+@pytest.mark.parametrize("number", [4, None, [3], {"a": 1}])
+def test_kernels_without_a_launch_are_counted_and_said(number):
+    found = summed(call(0, 100), x("aten::mm", 1, 20), launch(5, 3), kernel("gemm", 20, 60, 3),
+                   kernel("lost", 80, 7, number), kernel("lost", 90, 7, number))
+    assert found.kernel_s == pytest.approx(60e-6)
+    assert found.problems == ("2 kernels (14 µs) are left out: their launch is not in the trace, so whether a call "
+                              "launched them is unknown",)
+    whole = summed(x("aten::mm", 1, 20), kernel("gemm", 20, 60, number))        # without calls every kernel counts
+    assert whole.kernels[0]["operator"] == NO_OPERATOR and whole.problems == ()
+
+
 def test_bytes_count_once_at_the_innermost_operator_and_views_are_free():
     product = shapes([8, 1, 64], [8, 64, 512])
     found = summed(call(0, 100), x("aten::matmul", 0, 50, **product), x("aten::expand", 1, 5, **product),
@@ -91,7 +124,27 @@ def test_bytes_count_once_at_the_innermost_operator_and_views_are_free():
 @pytest.mark.parametrize("name, dims, types, strides, expected", [
     ("aten::add", [[4, 1], [3]], ["float", "c10::Half"], None, Moved(16 + 6, 4 * 12)),
     ("aten::mul", [[4, 100]], ["float"], [[1, 0]], Moved(16, 1600)),                # broadcast: it lies there once
-    ("aten::copy_", [[10], [10]], ["float", "double"], None, Moved(120, 0)),
+    ("aten::copy_", [[10], [10]], ["float", "double"], None, Moved(80, 40)),        # written, not read
+    ("aten::fill_", [[10], []], ["float", "Scalar"], None, Moved(0, 40)),
+    ("aten::add_", [[10], [10], []], ["float", "c10::Half", "Scalar"], None, Moved(60, 40)),
+    ("aten::masked_fill_", [[8, 100], [8, 100], []], ["float", "bool", "Scalar"], None, Moved(4000, 3200)),
+    ("aten::masked_fill", [[8, 100], [8, 100], []], ["c10::Half", "bool", "double"], None, Moved(2408, 1600)),
+    ("aten::transpose_", [[8, 100]], ["float"], None, None),
+    ("aten::index_copy_", [[8, 100], [], [1], [1, 100]], ["float", "Scalar", "long int", "float"], None,
+     Moved(why_not="it writes a part of its output that shapes do not tell")),
+    ("aten::where", [[8, 100]] * 3, ["bool", "float", "float"], None, Moved(800 + 6400, 3200)),
+    ("aten::where", [[8, 100], [8, 100], []], ["bool", "c10::BFloat16", "float"], None, Moved(800 + 1600 + 4, 1600)),
+    ("aten::where", [[8, 100], [], []], ["bool", "Scalar", "Scalar"], None, Moved(800, None)),
+    ("aten::eq", [[8, 100], []], ["double", "Scalar"], None, Moved(6400, 800)),
+    ("aten::logical_and", [[10], [10], [10]], ["float"] * 3, None, Moved(80, 10)),  # the third is out=
+    ("aten::mm", [[2, 3], [3, 5], [2, 5]], ["float"] * 3, None, Moved(84, 40)),
+    ("aten::exp", [[10]], ["long int"], None, Moved(80, None)),
+    ("aten::mul", [[10], []], ["long int", "double"], None, Moved(88, None)),       # the number makes it floating
+    ("aten::mul", [[10], []], ["float", "double"], None, Moved(48, 40)),            # the number does not widen it
+    ("aten::add", [[10], [10]], ["c10::Half", "c10::BFloat16"], None, Moved(40, 40)),
+    ("aten::add", [[10], [10]], ["int", "long int"], None, Moved(120, None)),
+    ("aten::add", [[10], [10]], ["float", "c10::complex<float>"], None, Moved(120, None)),
+    ("aten::bitwise_and", [[10], [10]], ["bool"] * 2, None, Moved(20, 10)),
     ("aten::mm", [[2, 3], [3, 5]], ["c10::BFloat16"] * 2, None, Moved(2 * 21, 20)),
     ("aten::addmm", [[5], [2, 3], [3, 5]], ["float"] * 3, None, Moved(4 * 26, 40)),
     ("aten::_scaled_dot_product_flash_attention_for_cpu", [[1, 8, 1, 4], [1, 8, 6, 4], [1, 8, 6, 2]], ["float"] * 3,
@@ -217,6 +270,19 @@ json_value = st.recursive(st.none() | st.booleans() | st.floats() | st.integers(
                           lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
                               st.sampled_from(["ph", "name", "ts", "dur", "args", "pid", "Input Dims", "Input type"]),
                               inner, max_size=5), max_leaves=10)
+
+
+def test_what_json_allows_and_no_text_can_hold_is_replaced(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(b'\xef\xbb\xbf{"kvlab": {"variant": "\\ud800"}, "traceEvents": [' + json.dumps(
+        x("a\udfffb", 0, 5, note=float("nan"))).encode() + b"]}")
+    found = read_trace(path)
+    assert found.operators[0].name == "a?b" and found.about == {"variant": "?"}
+    deep = "[" * 400 + "]" * 400
+    for before in ("", '"\\ud800", '):                               # also where the strict reader stops before
+        path.write_text(f'{{"traceEvents": [{before}{{"ph": "X", "args": {deep}}}]}}')
+        with pytest.raises(ValueError, match="recursion limit"):
+            read_trace(path)
 
 
 complete = st.fixed_dictionaries(dict(ph=st.just("X"), name=st.just("aten::add"), ts=json_value | times,
