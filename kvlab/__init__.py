@@ -12,7 +12,7 @@ _LAZY = {
     "Trial": "kvlab.attention", "trial": "kvlab.attention", "Reading": "kvlab.record.reading",
     "wide": "kvlab.record.wide", "read_table": "kvlab.record.store", "model": "kvlab.catalog.resolve",
     "gpu": "kvlab.catalog.gpus",
-    "size": "kvlab.kv.sizing", "measure": "kvlab.api", "run": "kvlab.api", "figure": "kvlab.api",
+    "size": "kvlab.api", "measure": "kvlab.api", "run": "kvlab.api", "figure": "kvlab.api",
     "findings": "kvlab.api", "reference": "kvlab.api", "export": "kvlab.record.export",
     "read_trace": "kvlab.record.trace", "compare": "kvlab.comparing",
 }

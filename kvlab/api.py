@@ -34,6 +34,17 @@ def measure(variant, workload: Workload, *, kv_format: str | None = None, layout
     return table(job(Comparison((one,))))
 
 
+def size(model, kv_len: int, batch_size: int = 1, kv_format="bf16", tp: int = 1):
+    """KV cache of batch_size sequences of kv_len tokens each: `kvlab.size("Qwen/Qwen2-72B", 32768).kv_bytes`.
+
+    model: a ModelSpec, or what `kvlab size` takes (a catalogue id, a file). Returns and refuses what
+    kvlab.kv.sizing.size does.
+    """
+    from kvlab.catalog.resolve import model as resolved
+    from kvlab.kv.sizing import size as size_of
+    return size_of(resolved(model) if isinstance(model, str | Path) else model, kv_len, batch_size, kv_format, tp)
+
+
 def run(study: str, *, size: str | None = None, device: str | None = None, out: Path | str = "profiles",
         resume: Path | str | None = None, variants: Iterable | None = None, model: str | None = None,
         also: Sequence[str] = (), each=None, progress: bool = True) -> pd.DataFrame:

@@ -66,8 +66,8 @@ def size(model: Annotated[str, typer.Argument(help="A name from `kvlab ls models
     found = size_of(spec, kv_len, batch, kv_format, tp)
     if spec.context and kv_len > spec.context:
         source = "the catalogue" if spec.name in models() else "its file"
-        print(f"kvlab: kv_len {kv_len:,} is beyond the {spec.context:,} tokens of context that {source} gives for "
-              f"{printable(spec.name)}", file=sys.stderr)
+        print(f"kvlab: warning: kv_len {kv_len:,} is beyond the {spec.context:,} tokens of context that {source} gives "
+              f"for {printable(spec.name)}", file=sys.stderr)
     if as_json:
         return _print_json(asdict(found))
     print_size(spec, found)
@@ -103,7 +103,7 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
             kv_format: Annotated[str | None, typer.Option(help="Default: the trial's dtype.")] = None,
             block_size: Annotated[int | None, typer.Option(help="Tokens per block; default: the variant's.")] = None,
             page_order: Annotated[str | None, typer.Option(help="in_order or random; default: the variant's.")] = None,
-            dtype: Annotated[str | None, typer.Option(help="fp32 (default on cpu), bf16 (default on cuda) or fp16.")] = None,
+            dtype: Annotated[str | None, typer.Option(help="fp32 (cpu's default), bf16 (cuda's) or fp16.")] = None,
             device: Annotated[str, typer.Option()] = "cpu",
             threads: Annotated[int, typer.Option()] = 1,
             seed: Annotated[int, typer.Option()] = 0,

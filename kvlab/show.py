@@ -141,9 +141,16 @@ def print_trace(path, about, found, top: int) -> None:
     for row in found.kernels[:top]:
         print(f"kernel of {printable(row['operator'])}: {row['count']:,} × {printable(row['kernel'][:80])}, "
               f"{display(row['total_s'], 's')}")
-    per_call = f", {display(found.bytes / found.calls, 'B')} per call" if found.calls else ""
-    print(f"modelled bytes: {display(found.bytes, 'B')}{per_call} (shapes of inputs and known outputs; views cost "
-          "nothing; nothing was counted on a bus)")
+    if found.bytes is None:
+        print("modelled bytes: unknown, the trace holds no shapes (profile with record_shapes=True)")
+    else:
+        per_call = f", {display(found.bytes / found.calls, 'B')} per call" if found.calls else ""
+        print(f"modelled bytes: {display(found.bytes, 'B')}{per_call} (shapes of inputs and known outputs; views cost "
+              "nothing; nothing was counted on a bus)")
+        unknown = [row for row in found.operators if not row["bytes_of"] and row["share"] > 0.01]
+        if unknown:
+            print("  without bytes of their own, over 1 % of the time: "
+                  + ", ".join(printable(row["name"]) for row in unknown[:top]))
     for name, why in found.not_counted.items():
         print(f"  not counted: {printable(name)}: {why}")
     for problem in found.problems:
@@ -159,8 +166,14 @@ def print_traces(paths) -> None:
         trial = _dict(about.get("trial"))
         kv_lens = _dict(trial.get("workload")).get("kv_lens")
         lens = kv_lens if isinstance(kv_lens, list) and kv_lens and all(type(n) is int for n in kv_lens) else None
-        print(f"  kvlab trace {printable(path)}   {_text(about.get('variant'))} {_text(trial.get('kv_format'))}"
-              + (f" batch {len(lens)}, kv_len {max(lens):,}" if lens else ""))
+        q_lens, shape = _dict(trial.get("workload")).get("q_lens"), _dict(_dict(trial.get("workload")).get("shape"))
+        heads = [shape.get(name) for name in ("num_q_heads", "num_kv_heads")]
+        prefill = isinstance(q_lens, list) and any(n != 1 for n in q_lens)
+        told = [_text(about.get("variant")), _text(trial.get("kv_format")),
+                "prefill" if prefill else "decode", f"batch {len(lens)}, kv_len {max(lens):,}" if lens else "",
+                f"{heads[0]}/{heads[1]} heads" if all(type(n) is int for n in heads) else "",
+                f"replica {trial['replica']}" if type(trial.get("replica")) is int and trial["replica"] else ""]
+        print(f"  kvlab trace {printable(path)}   {', '.join(filter(None, told))}")
 
 
 def _dict(value) -> dict:

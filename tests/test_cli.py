@@ -60,7 +60,7 @@ def test_size_of_the_articles_example(run_here):
 def test_size_in_words_names_the_crossover_and_the_formula(run_here):
     code, out, err = run_here("size", "qwen2-72b", "--kv-len", "40000", "--batch", "2", "--tp", "16")
     assert code == 0 and "443,763 cached tokens, over all sequences" in out and "on each of 16 ranks" in out
-    assert "of it the newest token" in out and "(1.00 × the KV cache in 16 bit)" in out
+    assert "growth per token" in out and "(1.00 × the KV cache in 16 bit)" in out
     assert "beyond the 32,768 tokens of context that the catalogue gives for Qwen/Qwen2-72B-Instruct" in err
 
 
@@ -305,3 +305,22 @@ def test_ctrl_c_keeps_what_was_committed_and_says_how_to_go_on(tmp_path):
     code, out, err = kvlab("run", "memory_wall", "--resume", str(run), "--out", str(tmp_path))
     finished = RunStore.open(run)
     assert code == 0 and kept < finished.committed and len(finished.committed) == 11 and finished.problems == []
+
+
+def test_a_run_on_a_device_that_is_not_there_is_refused_before_anything_is_written(tmp_path):
+    if torch_sees_cuda():
+        pytest.skip("there is a CUDA device")
+    code, out, err = kvlab("run", "memory_wall", "--size", "smoke", "--device", "cuda", cwd=tmp_path)
+    assert code == 2 and not out and not list(tmp_path.iterdir())
+    assert err.startswith("kvlab: nothing of memory_wall can be measured on cuda: torch sees no CUDA device")
+
+
+def torch_sees_cuda():
+    import torch
+    return torch.cuda.is_available()
+
+
+def test_size_takes_a_name_from_python_too():
+    import kvlab as package
+    assert package.size("Qwen/Qwen2-72B", 4096) == package.size(package.model("Qwen/Qwen2-72B"), 4096)
+    assert package.size("Qwen/Qwen2-72B", 4096).kv_bytes == 1_342_177_280

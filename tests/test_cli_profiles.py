@@ -72,7 +72,8 @@ def test_trace_as_json(run_here, run):
 def test_a_run_with_several_traces_lists_them(run_here, run):
     (run / "traces" / "def.json.gz").write_bytes((run / "traces" / "abc.json.gz").read_bytes())
     code, out, _ = run_here("trace", str(run))
-    assert not code and out.startswith("2 traces; name one:") and "def.json.gz   naive fp32 batch 1, kv_len 64" in out
+    assert not code and out.startswith("2 traces; name one:")
+    assert "def.json.gz   naive, fp32, decode, batch 1, kv_len 64" in out
 
 
 def test_a_damaged_trace_is_read_and_said(run_here, tmp_path):

@@ -71,13 +71,13 @@ class Tokens:
 """K and V in double precision."""
 from dataclasses import dataclass
 
-from kvlab.kv.formats._base import Component, KVFormat
+from kvlab.kv.formats._base import Codec, Component, KVFormat
 
 EXAMPLES = ("fp64",)
 
 
 @dataclass(frozen=True)
-class Double:
+class Double(Codec):
     """Eight bytes an element."""
     name: str = "fp64"
     about: str = "fp64, no scale"

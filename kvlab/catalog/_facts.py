@@ -27,7 +27,8 @@ OF_KIND = {
                 "v_head_dim": ("swa_v_head_dim",)},
     "full": {"kv_heads": ("num_global_key_value_heads",), "head_dim": ("global_head_dim",)},
 }
-LIMITS = {"layers": 10_000, "q_heads": 65_536, "kv_heads": 65_536}
+LONGEST = 128                   # characters of a key or a model_type; the longest known has 49
+LIMITS = {"layers": 1_000, "q_heads": 65_536, "kv_heads": 65_536}
 LIMIT = 2**40                   # of every other whole number: tokens, widths
 PER_LAYER = ("q_heads", "kv_heads", "head_dim", "v_head_dim", "window")     # may be a list, an entry per layer
 MAY_DIFFER = ("context", "q_heads")     # a mean beside a per-layer list; a trained beside a supported length
@@ -38,6 +39,7 @@ class Facts:
 
     def __init__(self, config: Mapping[str, object], name: str):
         self.config, self.name, self.assumed = config, name, []
+        self._found: dict[tuple[str, int, str], int | list[int] | None] = {}
 
     def wrong(self, text: str) -> ValueError:
         """The error of this config: what is wrong with it, behind its name."""
@@ -54,15 +56,15 @@ class Facts:
     def text(self, key: str) -> str:
         value = self.get(key)
         if value is not None and not isinstance(value, str):
-            raise self.wrong(f"{key} is {_shown(value)}, and must be text")
+            raise self.wrong(f"{key} is {shown(value)}, and must be text")
         return value or ""
 
     def flag(self, key: str) -> bool | None:
-        """A true or false key; None where it is absent or null."""
+        """A true or false key, which may be 1 or 0 too; None where it is absent or null."""
         value = self.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise self.wrong(f"{key} is {_shown(value)}, and must be true or false")
-        return value
+        if value is not None and not (isinstance(value, int) and value in (0, 1)):
+            raise self.wrong(f"{key} is {shown(value)}, and must be true or false")
+        return None if value is None else bool(value)
 
     def number(self, key: str, least: int = 1, most: int = LIMIT) -> int | None:
         """A whole number between least and most; None where the key is absent or null."""
@@ -82,7 +84,7 @@ class Facts:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise self.wrong(f"{key} is {_shown(value)}, and must hold keys and values")
+            raise self.wrong(f"{key} is {shown(value)}, and must hold keys and values")
         inner = Facts(value, f"{self.name}: {key}")
         inner.assumed = self.assumed
         return inner
@@ -93,7 +95,7 @@ class Facts:
         if value is None:
             return None
         if not isinstance(value, list):
-            raise self.wrong(f"{key} is {_shown(value)}, and must be a list")
+            raise self.wrong(f"{key} is {shown(value)}, and must be a list")
         if count is None:
             return value
         more = self.number("num_nextn_predict_layers", 0) or 0
@@ -109,16 +111,23 @@ class Facts:
     def fact(self, fact: str, layers: int = 0, kind: str = "") -> int | list[int] | None:
         """The fact under any of its names: a number, or one per layer where the config gives a list; None = not said.
 
-        kind: the value that layers of this kind have of their own. Refuses names that contradict each other.
+        kind: the value that layers of this kind have of their own. Refuses names that contradict each other. Read once:
+        every layer asks, and a list of 1,000 numbers is not checked 1,000 times.
         """
+        asked = fact, layers, kind
+        if asked not in self._found:
+            self._found[asked] = self._fact(fact, layers, kind)
+        return self._found[asked]
+
+    def _fact(self, fact: str, layers: int, kind: str) -> int | list[int] | None:
         names = OF_KIND.get(kind, {}).get(fact, ()) if kind else NAMES[fact]
-        least = 1 if fact in ("layers", "hidden", "context") else 0         # 0 heads in a list: no attention there
+        least = 0 if fact in ("window", "chunk") else 1         # only in a list per layer 0 means: no attention there
         most = LIMITS.get(fact, LIMIT)
         found: dict[str, int | list[int]] = {}
         for key in names:
             if isinstance(self.get(key), list) and fact in PER_LAYER:
                 found[key] = [0 if value is None or value == -1 else self._whole(key, value, 0, most)
-                              for value in self.items(key, layers)]
+                              for value in self.items(key, layers or None)]
             elif self.get(key) is not None:
                 found[key] = self.number(key, least, most)
         if not found:
@@ -126,16 +135,21 @@ class Facts:
         first = next(iter(found))
         for key, value in found.items():
             if value != found[first] and not (fact in MAY_DIFFER and (fact == "context" or isinstance(value, list))):
-                raise self.wrong(f"{first} is {_shown(found[first])} but {key} is {_shown(value)}; the two contradict "
+                raise self.wrong(f"{first} is {shown(found[first])} but {key} is {shown(value)}; the two contradict "
                                  "each other")
         return next((value for value in found.values() if isinstance(value, list)), found[first])
 
     def _whole(self, key: str, value: object, least: int, most: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.wrong(f"{key} holds {_shown(value)}, and must be a whole number of {least:,} to {most:,}")
+            raise self.wrong(f"{key} holds {shown(value)}, and must be a whole number of {least:,} to {most:,}")
         return value
 
 
-def _shown(value: object) -> str:
-    """A value in at most a line, however long or deep it is."""
+def shown(value: object) -> str:
+    """A value from a file in at most a line, however long or deep it is; what steers a terminal is escaped."""
     return reprlib.repr(value)
+
+
+def plain(text: str) -> str:
+    """A name from a file without quotes, cut to LONGEST characters; what steers a terminal is escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:LONGEST])

@@ -10,6 +10,8 @@ from typing import BinaryIO
 
 CONFIG_LIMIT = 4 * 2**20        # the largest config.json known, of a model with 1,000 labels and lists, has 0.2 MB
 
+INDEX_LIMIT = 64 * 2**20        # of an index of shards, with a line per tensor: DeepSeek-V3's has 9 MB
+
 
 @contextmanager
 def opened(path: Path, what: str) -> Iterator[BinaryIO]:
@@ -27,12 +29,12 @@ def opened(path: Path, what: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def read_json(path: Path, what: str = "a model's config.json") -> dict:
-    """The JSON object in a file of at most 4 MiB. Refuses what is larger, not UTF-8 or not an object."""
+def read_json(path: Path, what: str = "a model's config.json", limit: int = CONFIG_LIMIT) -> dict:
+    """The JSON object in a file of at most `limit` bytes. Refuses what is larger, not UTF-8 or not an object."""
     with opened(path, what) as file:
-        data = file.read(CONFIG_LIMIT + 1)
-    if len(data) > CONFIG_LIMIT:
-        raise ValueError(f"{path} is larger than the {CONFIG_LIMIT:,} bytes that kvlab reads of one; give {what}")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"{path} is larger than the {limit:,} bytes that kvlab reads of one; give {what}")
     return parse_json(data, str(path), what)
 
 
@@ -64,6 +66,6 @@ def _once(pairs: list[tuple[str, object]]) -> dict:
     found: dict[str, object] = {}
     for key, value in pairs:
         if key in found and found[key] != value:
-            raise ValueError(f"the key {key!r} stands there twice, with different values")
+            raise ValueError(f"the key {key!r:.80} stands there twice, with different values")
         found[key] = value
     return found

@@ -1,7 +1,7 @@
 """Query heads, KV heads and widths of every layer: per model, per kind or per layer, as the config gives them."""
 from __future__ import annotations
 
-from kvlab.catalog._facts import NAMES, OF_KIND, Facts
+from kvlab.catalog._facts import NAMES, OF_KIND, Facts, plain
 from kvlab.catalog._keys import READ, unknown_keys
 
 _PER_LAYER = {name for fact in ("q_heads", "kv_heads", "head_dim", "v_head_dim") for name in NAMES[fact]}
@@ -39,7 +39,8 @@ class Heads:
             unknown = [name for name in layer.config if name not in _PER_LAYER and (name == "skip" or unknown_keys(
                 {name: layer.config[name]}) or name in READ)]
             if unknown:
-                raise layer.wrong(f"it changes {', '.join(unknown)} in one layer, which kvlab does not know")
+                raise layer.wrong(f"it changes {', '.join(map(plain, unknown[:5]))} in one layer, which kvlab does not "
+                                  "know")
             facts = {fact: layer.fact(fact, self.layers) for fact in self.values}
             found[int(key)] = {fact: value for fact, value in facts.items() if value is not None}
         return found
@@ -77,6 +78,8 @@ class Heads:
         if hidden is None or isinstance(q_heads, list) or not q_heads or hidden % q_heads:
             raise self.facts.wrong("head_dim is missing, and is not hidden_size / num_attention_heads "
                                    f"({hidden} / {q_heads}); add head_dim")
+        if any(own.get("q_heads") not in (None, q_heads) and own.get("head_dim") is None for own in self.own.values()):
+            raise self.facts.wrong("head_dim is missing, and the layers differ in their query heads; add head_dim")
         self.facts.assume(f"head_dim = hidden_size / num_attention_heads = {hidden // q_heads}")
         return hidden // q_heads
 

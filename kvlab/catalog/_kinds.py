@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvlab.catalog._facts import NAMES, Facts
+from kvlab.catalog._facts import NAMES, Facts, plain
 from kvlab.catalog._types import ALL_SLIDE, GLOBAL_EVERY, SWITCHED
 
 WORDS = {
@@ -110,6 +110,16 @@ def period(facts: Facts, key: str, layers: int) -> list[str] | None:
     return ["full" if layer % n == offset else "linear" for layer in range(layers)]
 
 
+def groups(facts: Facts, key: str, layers: int) -> list[str] | None:
+    """Ling and Ring: in each whole group of n layers the last attends; layers after the last whole group do all."""
+    if not facts.text("model_type").startswith(("bailing_moe_linear", "bailing_hybrid")):
+        if facts.get(key):
+            raise facts.wrong(f"{key} groups its layers in a way kvlab does not know")
+        return None
+    n = facts.need(key)
+    return ["full" if (layer + 1) % n == 0 or layer >= layers // n * n else "linear" for layer in range(layers)]
+
+
 def indices(facts: Facts, key: str, layers: int) -> list[str] | None:
     """The numbers of the attention layers, counted from 0."""
     found = facts.numbers(key, most=layers - 1)
@@ -150,7 +160,7 @@ def gpt_neo(facts: Facts, key: str, layers: int) -> list[str] | None:
     pattern: list[str] = []
     for part in found:
         if not (isinstance(part, list) and len(part) == 2 and isinstance(part[0], list) and type(part[1]) is int
-                and 0 <= part[1] <= layers and len(part[0]) <= layers):
+                and 0 <= part[1] <= layers and len(part[0]) * part[1] <= layers):
             raise facts.wrong(f"{key} must hold pairs of a list of words and a number")
         pattern += [_kind(facts, key, word) for word in part[0]] * part[1]
         if len(pattern) > layers:
@@ -212,8 +222,9 @@ READERS: dict[str, Callable[[Facts, str, int], list[str] | None]] = {
     "hybrid_override_pattern": letters, "hybrid_layer_pattern": flags("sliding", "full"),
     "attn_type_list": flags("full", "linear"), "block_types": block_types, "_block_types": block_types,
     "sliding_window_pattern": turns, "_sliding_window_pattern": turns,
-    "global_attn_every_n_layers": every("sliding"), "full_attention_interval": every("linear"),
-    "attn_layer_period": period, "attn_layer_indices": indices, "full_attn_idxs": indices,
+    "global_attn_every_n_layers": every("sliding"), "global_attn_every_n": every("sliding"),
+    "full_attention_interval": every("linear"),
+    "attn_layer_period": period, "layer_group_size": groups, "attn_layer_indices": indices, "full_attn_idxs": indices,
     "cross_attention_layers": crossed,
     "linear_attn_config": kimi, "attention_chunk_size": chunks, "block_configs": blocks,
     "sliding_window": windows, "attention_window": windows,
@@ -248,13 +259,14 @@ def _by_type(facts: Facts, layers: int) -> list[str]:
         return ["both"] * layers
     if kind in ("mamba", "mamba2", "falcon_mamba"):
         return ["linear"] * layers
-    on = facts.flag("use_sliding_window")
+    on = facts.flag("use_sliding_window")               # false has taken the window away
     if on and not any(name in facts.config for name in NAMES["window"]):
         raise facts.wrong("use_sliding_window is true, and sliding_window is missing; add it, in tokens")
-    if not window or on is False:
+    if not window:
         return ["full"] * layers
     if on is None and kind.startswith(SWITCHED):
-        facts.assume(f"sliding_window is switched off (use_sliding_window is not in the config; {kind}'s own default)")
+        facts.assume("sliding_window is switched off (use_sliding_window is not in the config; "
+                     f"{plain(kind)}'s own default)")
         return ["full"] * layers
     if on:
         first = facts.need("max_window_layers", 0)

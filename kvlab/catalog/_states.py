@@ -46,11 +46,13 @@ def _kda(facts: Facts) -> int | None:
 
 
 def _lightning(facts: Facts) -> int | None:
-    if facts.get("attn_type_list") is not None or facts.text("model_type") == "minimax":
-        heads, width = facts.fact("q_heads"), facts.fact("head_dim")
-        if isinstance(heads, int) and not width and facts.fact("hidden"):
-            width = facts.fact("hidden") // heads
-        return heads * width**2 if isinstance(heads, int) and isinstance(width, int) else None
+    if facts.get("attn_type_list") is None and not facts.text("model_type").startswith(("minimax", "bailing")):
+        return None
+    heads, width, hidden = (facts.fact(name) for name in ("q_heads", "head_dim", "hidden"))
+    if isinstance(heads, int) and width is None and hidden and hidden % heads == 0:
+        width = hidden // heads
+        facts.assume(f"head_dim = hidden_size / num_attention_heads = {width}")
+    return heads * width**2 if isinstance(heads, int) and isinstance(width, int) else None
 
 
 def _mamba2(facts: Facts) -> int | None:

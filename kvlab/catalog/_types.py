@@ -5,17 +5,17 @@ from kvlab.catalog._facts import NAMES
 
 # Decoders in which every layer keeps all tokens unless a key that kvlab reads says otherwise.
 PLAIN = frozenset("""
-    apertus arcee baichuan bloom bitnet chatglm codegen cohere codeshell dbrx deepseek deci deepseek_v2 deepseek_v3
-    deepseek_v32 dots1 ernie4_5 ernie4_5_moe exaone falcon flex_olmo gemma glm glm4 glm4_moe glm_moe_dsa gpt2
-    gpt_bigcode gpt_neox gptj granite granitemoe granitemoeshared grok-1 helium hunyuan hunyuan_v1_dense
-    hunyuan_v1_moe internlm internlm2 internlm3 jais kimi_k2 llama mimo minicpm minicpm3 minimax_m2 minimax_m3 mpt
-    nemotron nemotron-nas olmo olmo2 olmoe openelm opt orion persimmon phi phixtral qwen qwen2 qwen2_moe qwen3
-    qwen3_moe seed_oss smollm3 stablelm stablelm_epoch xverse yi
+    apertus arcee arctic baichuan bailing_moe bloom bitnet chatglm codegen cohere codeshell dbrx deepseek deci
+    deepseek_v2 deepseek_v3 deepseek_v32 dots1 ernie4_5 ernie4_5_moe exaone falcon flex_olmo gemma glm glm4 glm4_moe
+    glm_moe_dsa gpt2 gpt_bigcode gpt_neox gptj granite granitemoe granitemoeshared grok-1 helium hunyuan
+    hunyuan_v1_dense hunyuan_v1_moe internlm internlm2 internlm3 jais jetmoe kimi_k2 llama longcat_flash mimo
+    minicpm minicpm3 minimax_m2 minimax_m3 mpt nemotron nemotron-nas olmo olmo2 olmoe openelm opt orion persimmon
+    phi phixtral qwen qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 stablelm stablelm_epoch step3_text xverse yi
     qwen2_vl_text qwen2_5_vl_text qwen3_vl_text qwen3_vl_moe_text glm4v_text glm4v_moe_text
 """.split())
 
 # sliding_window alone means: every layer has it.
-ALL_SLIDE = frozenset({"mistral", "mixtral", "phi3", "phimoe", "phi4_multimodal", "starcoder2", "ministral"})
+ALL_SLIDE = frozenset({"mistral", "mixtral", "phi3", "phimoe", "phi4_multimodal", "phi4mm", "starcoder2", "ministral"})
 
 # sliding_window means nothing unless use_sliding_window is true; then from layer max_window_layers on.
 SWITCHED = ("qwen2", "qwen3", "mimo", "dots1")
@@ -31,6 +31,10 @@ DEFAULTS = {
                   max_position_embeddings=2048),
     "mistral": dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
                     vocab_size=32000, max_position_embeddings=131072, sliding_window=4096),
+    "gemma": dict(hidden_size=3072, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=16, head_dim=256,
+                  vocab_size=256000, max_position_embeddings=8192),
+    "gemma2": dict(hidden_size=2304, num_hidden_layers=26, num_attention_heads=8, num_key_value_heads=4, head_dim=256,
+                   vocab_size=256000, max_position_embeddings=8192, sliding_window=4096),
     "gemma3_text": dict(hidden_size=2304, num_hidden_layers=26, num_attention_heads=8, num_key_value_heads=4,
                         head_dim=256, sliding_window=4096, max_position_embeddings=131072),
 }

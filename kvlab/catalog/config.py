@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from kvlab.catalog._facts import NAMES, Facts
+from kvlab.catalog._facts import LIMITS, NAMES, Facts, plain
 from kvlab.catalog._files import read_json
 from kvlab.catalog._heads import Heads
-from kvlab.catalog._keys import unknown_keys
+from kvlab.catalog._keys import unknown_keys, without_off
 from kvlab.catalog._kinds import READERS, kinds
 from kvlab.catalog._states import state_bytes
 from kvlab.catalog._types import DEFAULTS, KNOWN, NEEDED, REFUSED
@@ -34,16 +34,9 @@ def read_config(path: Path) -> ModelSpec:
 
 def spec_of(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a config's keys and values describe; `name` stands in sentences and as the spec's name."""
-    facts = _text_facts(Facts(config, name))
+    facts = without_off(_text_facts(Facts(config, name)))
     _refuse(facts)
-    layers = facts.fact("layers")
-    if layers is None:
-        block_types = facts.get("layers_block_type")    # configs of Nemotron 3 give the list alone
-        layers = len(block_types) if isinstance(block_types, list) and 0 < len(block_types) <= 10_000 else None
-    if layers is None:
-        raise facts.wrong(f"the number of layers is missing; it needs one of: {', '.join(NAMES['layers'])}")
-    if facts.text("model_type") == "longcat_flash" and facts.get("num_hidden_layers") is None:
-        layers *= 2                                     # two attentions per layer
+    layers = _layer_count(facts)
     if facts.get("compress_ratios") is not None:
         return _compressed(facts, layers)
     pattern = kinds(facts, layers)
@@ -53,9 +46,26 @@ def spec_of(config: Mapping[str, object], name: str) -> ModelSpec:
     _note_states(facts, found)
     _note_type(facts)
     return ModelSpec(name, found, heads.one("q_heads"), heads.one("kv_heads"), heads.one("head_dim"),
-                     context=_context(facts), attention_type=attention_type(found),
-                     source=f"{name}, model_type {facts.text('model_type') or 'not given'}",
+                     context=_context(facts), attention_type=attention_type(found), source=_source(facts),
                      assumed=tuple(facts.assumed))
+
+
+def _layer_count(facts: Facts) -> int:
+    if facts.text("model_type").startswith("longcat_flash") and facts.get("num_layers") is not None:
+        return 2 * facts.number("num_layers", 1, LIMITS["layers"] // 2)     # two attentions each; num_hidden_layers is
+                                                                            # the same number, or twice it
+    layers = facts.fact("layers")
+    if layers is None:
+        block_types = facts.get("layers_block_type")    # configs of Nemotron 3 give the list alone
+        if isinstance(block_types, list) and 0 < len(block_types) <= LIMITS["layers"]:
+            return len(block_types)
+    if layers is None:
+        raise facts.wrong(f"the number of layers is missing; it needs one of: {', '.join(NAMES['layers'])}")
+    return layers
+
+
+def _source(facts: Facts) -> str:
+    return f"{facts.name}, model_type {plain(facts.text('model_type')) or 'not given'}"
 
 
 def _text_facts(facts: Facts) -> Facts:
@@ -95,7 +105,7 @@ def _refuse(facts: Facts) -> None:
     kind = facts.text("model_type")
     why = next((why for name, why in REFUSED.items() if re.search(name, kind)), None)
     if why:
-        raise facts.wrong(f"model_type {kind} is {why}")
+        raise facts.wrong(f"model_type {plain(kind)} is {why}")
     if facts.flag("is_encoder_decoder"):
         raise facts.wrong("it is an encoder-decoder (is_encoder_decoder), whose cross-attention cache kvlab does not "
                           "size; give the config of a decoder")
@@ -103,15 +113,17 @@ def _refuse(facts: Facts) -> None:
         raise facts.wrong("it describes images (patch_size, image_size) and no text; give the config of a text decoder")
     for types, keys in NEEDED:
         if re.match(types, kind) and not any(key in facts.config for key in keys):
-            raise facts.wrong(f"{keys[0]} is missing, for which {kind} has a number of its own that kvlab does not "
-                              f"guess; it needs one of: {', '.join(keys)}")
+            raise facts.wrong(f"{keys[0]} is missing, for which {plain(kind)} has a number of its own that kvlab does "
+                              f"not guess; it needs one of: {', '.join(keys)}")
+    if facts.flag("use_mla") and not facts.number("kv_lora_rank", 0):
+        raise facts.wrong("use_mla is true, and kv_lora_rank is missing; add it, or set use_mla to false")
     latent = [key for key in ("qk_rope_head_dim", "qk_nope_head_dim") if facts.number(key, 0)]
     if latent and not facts.number("kv_lora_rank", 0) and facts.get("compress_ratios") is None:
         raise facts.wrong(f"it has {latent[0]}, a part of latent attention, and no kv_lora_rank; add the other part")
     unknown = unknown_keys(facts.config)
     if unknown:
-        raise facts.wrong(f"it has {', '.join(unknown[:5])}, which may change what layers cache and which kvlab does "
-                          "not know; its layers are not guessed")
+        raise facts.wrong(f"it has {', '.join(map(plain, unknown[:5]))}, which may change what layers cache and which "
+                          "kvlab does not know; its layers are not guessed")
 
 
 def _layer(facts: Facts, heads: Heads, kind: str, layer: int) -> LayerSpec:
@@ -128,13 +140,13 @@ def _layer(facts: Facts, heads: Heads, kind: str, layer: int) -> LayerSpec:
         if kind != "full":
             raise facts.wrong(f"a {kind} layer with a latent (kv_lora_rank) is a kind that kvlab does not know")
         return LayerSpec("mla", 1, q_heads, 1, latent + facts.need("qk_rope_head_dim", 0), latent)
-    if not kv_heads:                                    # a hybrid's list of heads has 0 where there is no attention
+    if not kv_heads:                                    # a list of heads has 0 where there is no attention
         return LayerSpec("linear", 1, state_bytes=0)
     window = None
     if kind in ("sliding", "chunked"):
         window = facts.fact("window" if kind == "sliding" else "chunk", heads.layers)
         window = window[layer] if isinstance(window, list) else window
-        if not window or facts.flag("use_sliding_window") is False and kind == "sliding":
+        if not window:
             raise facts.wrong(f"layer {layer} is {kind}, but the window is missing or switched off; "
                               f"give {NAMES['window' if kind == 'sliding' else 'chunk'][0]} in tokens")
     try:
@@ -157,8 +169,8 @@ def _compressed(facts: Facts, layers: int) -> ModelSpec:
         if ratio else LayerSpec("linear", 1, state_bytes=window * width * 2) for ratio in ratios)
     return ModelSpec(facts.name, tuple(replace(layer, count=count) for layer, count in groups.items()),
                      heads.one("q_heads"), 1, width, context=_context(facts),
-                     attention_type="MQA-latent + compressed-sparse", source=f"{facts.name}, model_type "
-                     f"{facts.text('model_type') or 'not given'}", assumed=tuple(facts.assumed),
+                     attention_type="MQA-latent + compressed-sparse", source=_source(facts),
+                     assumed=tuple(facts.assumed),
                      approximate="the compressed KV is written as a latent divided by the ratio, the window of "
                      f"{window} tokens as constant bf16 state; the indexer's cache is not counted")
 
@@ -179,8 +191,8 @@ def _note_states(facts: Facts, layers: tuple[LayerSpec, ...]) -> None:
 def _note_type(facts: Facts) -> None:
     kind = facts.text("model_type")
     if kind not in KNOWN and not any(facts.get(key) is not None for key in READERS):
-        facts.assume(f"a plain decoder in all layers (model_type {kind or 'is missing'}: not known to kvlab, and no "
-                     "key says otherwise)")
+        facts.assume(f"a plain decoder in all layers (model_type {plain(kind) or 'is missing'}: not known to kvlab, "
+                     "and no key says otherwise)")
 
 
 def attention_type(layers: tuple[LayerSpec, ...]) -> str:

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from struct import Struct
 
+from kvlab.catalog._facts import plain
 from kvlab.catalog._files import opened
 from kvlab.catalog.config import spec_of
 from kvlab.shapes import ModelSpec
 
 WHAT = "a GGUF file"
-MAX_KEYS, MAX_TENSORS = 10_000, 100_000
+MAX_KEYS, MAX_TENSORS = 10_000, 20_000          # real files have some 60 keys and 1,200 tensors
+# What may be read of one file: a byte of text counts 1, an entry of an array of text 16, a number that is kept 64. That
+# is 3 M words, where the largest tokenizers have 0.3 M and as many merges, and keeps a lying file below a second.
+READ_LIMIT = 48 * 2**20
 
 # {architecture}.key of the file -> the config's name for it
 _KEYS = {
@@ -50,7 +55,9 @@ def read_gguf(path: Path) -> ModelSpec:
     spec = spec_of(_config(kind, fields), str(path))
     if (fields.get("split.count") or 1) > 1:
         return replace(spec, assumed=(*spec.assumed, f"parameters unknown: the file is one of {fields['split.count']}"))
-    return replace(spec, params=params, weight_bytes=nbytes, source=f"{path}, architecture {kind}")
+    if not nbytes:
+        return replace(spec, assumed=(*spec.assumed, "parameters and weights unknown: the file has no tensors"))
+    return replace(spec, params=params, weight_bytes=nbytes, source=f"{path}, architecture {plain(kind)}")
 
 
 def _config(kind: str, fields: dict) -> dict:
@@ -75,6 +82,9 @@ def _config(kind: str, fields: dict) -> dict:
     if kind == "gemma3n" or kind == "gemma4":                               # the full layers' widths stand plain
         config |= {"global_head_dim": config.get("head_dim"), "attention_k_eq_v": None,
                    "num_global_key_value_heads": None}
+    for name in ("num_attention_heads", "num_key_value_heads"):             # the format wants one where nothing attends
+        if config.get(name) == 0:
+            del config[name]
     return {**unknown, **config}
 
 
@@ -92,16 +102,17 @@ def _read(path: Path) -> tuple[dict, int, int]:
     header_class = _header_class()
     try:
         header = header_class(path)
+        fields = {name: field.contents() for name, field in header.fields.items() if field.data}
     except Exception as error:              # of many types, all of which say that the file is not what it claims
-        raise ValueError(f"{path} is cut short or damaged ({str(error).strip(chr(39)) or type(error).__name__:.100})"
+        raise ValueError(f"{path} is cut short or damaged ({plain(str(error).strip(chr(39)) or type(error).__name__)})"
                          ) from error
-    fields = {name: field.contents() for name, field in header.fields.items() if field.data}
     return fields, sum(int(t.n_elements) for t in header.tensors), sum(int(t.n_bytes) for t in header.tensors)
 
 
 def _header_class():
     try:
-        from gguf import GGUFReader, GGUFValueType
+        from gguf import GGUFEndian, GGUFReader, GGUFValueType
+        from numpy import frombuffer
     except ImportError as error:
         raise ValueError("GGUF files are read by the package gguf, which is not installed; pip install 'kvlab[models]'"
                          ) from error
@@ -109,11 +120,24 @@ def _header_class():
     class _Header(GGUFReader):
         """The library's reader without the entries of text arrays, and with every length checked."""
 
-        def _get(self, offset, dtype, count=1, override_order=None):
-            found = super()._get(offset, dtype, count, override_order)
-            if len(found) != int(count):
-                raise ValueError("it ends before the values that it says it has")
+        left = READ_LIMIT
+
+        def _spend(self, cost: int) -> None:
+            self.left -= cost
+            if self.left < 0:
+                raise ValueError("it holds more text than any model's file")
+
+        def _get_str(self, offset):
+            found = super()._get_str(offset)
+            self._spend(len(found[1]))
             return found
+
+        def _get(self, offset, dtype, count=1, override_order=None):
+            try:                                        # unlike slices of a memmap, quick, and never short
+                found = frombuffer(self.data, dtype, int(count), int(offset))
+            except (ValueError, OverflowError):
+                raise ValueError("it ends before the values that it says it has") from None
+            return found.view(found.dtype.newbyteorder(override_order or self.byte_order))
 
         def _get_field_parts(self, orig_offs, raw_type):
             if raw_type != GGUFValueType.ARRAY:
@@ -125,14 +149,20 @@ def _header_class():
             if kind in self.gguf_scalar_to_np:
                 values = self._get(offset, self.gguf_scalar_to_np[kind], count[0])
                 short = len(values) <= 10_000                               # a number per layer, not per token
-                parts += [values[i:i + 1] for i in range(len(values))] if short else []
+                self._spend(64 * len(values) if short else 0)
+                parts += list(values[:, None]) if short else []
                 return 12 + values.nbytes, parts, list(range(2, len(parts))), [GGUFValueType.ARRAY, kind]
             view = memoryview(self.data)
-            for _ in range(int(count[0])):
-                length = int.from_bytes(view[offset:offset + 8], self.endianess.name.lower())
-                offset += 8 + length
-                if offset > len(view):
-                    raise ValueError("it ends before the values that it says it has")
-            return offset - orig_offs, parts, [], [GGUFValueType.ARRAY, kind]
+            length_at = Struct(">Q" if self.endianess == GGUFEndian.BIG else "<Q").unpack_from
+            if count[0] <= (len(view) - offset) // 8:
+                self._spend(16 * int(count[0]))
+                for _ in range(int(count[0])):
+                    if offset + 8 > len(view):
+                        break
+                    offset += 8 + length_at(view, offset)[0]
+                else:
+                    if offset <= len(view):
+                        return offset - orig_offs, parts, [], [GGUFValueType.ARRAY, kind]
+            raise ValueError("it ends before the values that it says it has")
 
     return _Header

@@ -68,4 +68,4 @@ def gpu(name: str) -> GPUSpec:
     """
     every = _by_name()
     begins = [spec for known, spec in every.items() if known.lower().startswith(name.lower())]
-    return find("accelerator", name, every, {name.lower(): begins})
+    return find("gpu", name, every, {name.lower(): begins})

@@ -9,7 +9,7 @@ from pathlib import Path
 from kvlab.catalog.config import read_config
 from kvlab.catalog.gguf_file import read_gguf
 from kvlab.catalog.models import model as catalogued
-from kvlab.catalog.safetensors_file import INDEX, has_weights, read_weights
+from kvlab.catalog.safetensors_file import INDEX, Weights, has_weights, read_weights, stated_bytes
 from kvlab.shapes import ModelSpec
 
 GIVE = ("a name from `kvlab ls models`, a config.json or a folder with one, a .gguf file, or the id of a model in the "
@@ -59,27 +59,38 @@ def _of_path(path: Path) -> ModelSpec:
 
 
 def _of_safetensors(path: Path) -> ModelSpec:
-    if re.search(r"-\d{5}-of-\d{5}\.safetensors$", path.name):
+    if re.search(r"-\d+-of-\d+\.safetensors$", path.name):
         path = path.parent / INDEX
     weights, config = read_weights(path), path.parent / "config.json"
     if not os.path.lexists(config):
         params = "an unknown number of" if weights.params is None else f"{weights.params:,}"
-        raise ValueError(f"{path} holds {params} parameters in {weights.nbytes:,} bytes, and does not say how the "
+        raise ValueError(f"{path} holds {params} parameters in {weights.nbytes or 0:,} bytes, and does not say how the "
                          "layers cache: config.json is missing beside it; give a folder that has both")
-    spec = replace(read_config(config), params=weights.params, weight_bytes=weights.nbytes)
-    return replace(spec, source=f"{spec.source}; weights: {path.name}")
+    return _weighed(read_config(config), weights, path.name)
+
+
+def _weighed(spec: ModelSpec, weights: Weights, where: str) -> ModelSpec:
+    if weights.nbytes is None:
+        return replace(spec, assumed=(*spec.assumed, f"parameters and weights unknown: {where} holds no tensors"))
+    return replace(spec, params=weights.params, weight_bytes=weights.nbytes, source=f"{spec.source}; weights: {where}")
 
 
 def _with_weights(spec: ModelSpec, folder: Path | None) -> ModelSpec:
     """The spec with the parameters and stored bytes of the safetensors in the folder, if there are any."""
-    if folder is None or not has_weights(folder):
+    if folder is None:
         return spec
+    if not has_weights(folder):
+        lone = any(folder.glob("*.safetensors"))
+        why = "the safetensors beside it are not counted: an index of shards is missing"
+        return replace(spec, assumed=(*spec.assumed, why)) if lone else spec
     try:
         weights = read_weights(folder)
     except ValueError as error:                 # an unfinished download: the layers are known all the same
+        if stated := stated_bytes(folder):
+            return replace(spec, weight_bytes=stated, assumed=(*spec.assumed, "the weights' bytes are those that the "
+                                                               f"index of shards states ({error})"))
         return replace(spec, assumed=(*spec.assumed, f"the weights beside it are not counted: {error}"))
-    return replace(spec, params=weights.params, weight_bytes=weights.nbytes,
-                   source=f"{spec.source}; weights: safetensors headers beside it")
+    return _weighed(spec, weights, "safetensors headers beside it")
 
 
 def _of_hub(name: str, download: bool, unknown: str) -> ModelSpec:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from kvlab.catalog._files import opened, parse_json, read_json
+from kvlab.catalog._files import INDEX_LIMIT, opened, parse_json, read_json
 
 INDEX = "model.safetensors.index.json"
 HEADER_LIMIT = 100 * 2**20      # the format's own limit
@@ -19,9 +19,9 @@ _BUFFERS = ("position_ids", "position_index", "num_batches_tracked", "inv_freq")
 
 
 class Weights(NamedTuple):
-    """Parameters (None where elements are not parameters, as in quantised files) and bytes as stored."""
+    """Parameters (None where elements are not parameters, as in quantised files) and bytes as stored; None = none."""
     params: int | None
-    nbytes: int
+    nbytes: int | None
 
 
 def read_weights(path: Path) -> Weights:
@@ -43,8 +43,18 @@ def has_weights(folder: Path) -> bool:
     return (folder / INDEX).exists() or (folder / "model.safetensors").exists()
 
 
+def stated_bytes(folder: Path) -> int | None:
+    """Bytes of all weights as the index of shards states them; None where it does not."""
+    try:
+        metadata = read_json(folder / INDEX, "an index of safetensors shards", INDEX_LIMIT).get("metadata")
+    except (ValueError, OSError):
+        return None
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return size if type(size) is int and 0 < size < 2**63 else None
+
+
 def _shards(index: Path) -> list[str]:
-    files = read_json(index, "an index of safetensors shards").get("weight_map")
+    files = read_json(index, "an index of safetensors shards", INDEX_LIMIT).get("weight_map")
     if not isinstance(files, dict) or not files or not all(isinstance(name, str) for name in files.values()):
         raise ValueError(f"{index} has no weight_map from tensors to files; give an index of safetensors shards")
     names = sorted(set(files.values()))
@@ -101,6 +111,8 @@ def _total(files: list[dict[str, tuple[str, int, int]]]) -> Weights:
         if twice:
             raise ValueError(f"the tensor {min(twice)!r:.80} is in two shards; the files do not belong together")
         tensors |= file
+    if not tensors:
+        return Weights(None, None)
     counted = [(dtype, elements) for name, (dtype, elements, _) in tensors.items() if not name.endswith(_BUFFERS)]
     whole = all(dtype in _FLOATS for dtype, _ in counted)
     return Weights(sum(elements for _, elements in counted) if whole else None,

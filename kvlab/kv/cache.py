@@ -178,7 +178,7 @@ class KVCache:
                              for a in self.by_head(arrays)) + (() if tail is None else (tail[sequence],))
                 old_KTD = decode_side(codec, rows, kv_len, width, torch.float32, start, base)
                 x_KTD = torch.cat([old_KTD, x_KTD], dim=1)
-            stored.append((start, encode_side(codec, x_KTD, start)))
+            stored.append((start, encode_side(codec, x_KTD)))
         for (codec, width, arrays, tail), (start, parts) in zip(self._sides(), stored):
             count = codec.settled(total) - start
             for target_NKRW, part_KSW, component in zip(self.by_head(arrays), parts, codec.components(width)):

@@ -14,16 +14,9 @@ from kvlab.kv.formats import KVFormat, kv_format
 from kvlab.shapes import LayerSpec, ModelSpec, positive
 
 BLOCK_SIZE = 16                 # tokens per block: vLLM's default on GPUs
-MAX_BATCHED_TOKENS = 8192       # tokens of one step: vLLM's default from 70 GiB of memory on, 2,048 below
-
-
-def tp_replication(num_kv_heads: int, tp: int) -> int:
-    """Copies of each KV head over tp tensor-parallel ranks: max(1, tp ÷ num_kv_heads).
-
-    Source: vLLM and Megatron-LM shard KV heads over ranks and copy them once there are fewer heads than ranks.
-    """
-    positive(num_kv_heads=num_kv_heads, tp=tp)
-    return max(1, tp // num_kv_heads)
+# Tokens of one step: vLLM's server default on GPUs of at least 70 GiB other than A100 (H100, H200, MI300X); 2,048 on
+# the others, A100 included. Its offline LLM() takes 16,384 and 8,192.
+MAX_BATCHED_TOKENS = 8192
 
 
 def first_kept(layer: LayerSpec, kv_len: int) -> int:
@@ -76,18 +69,23 @@ def kv_bytes(model: ModelSpec, kv_len: int, fmt: KVFormat | str, tp: int = 1, bl
     return sum(layer.count * layer_bytes(layer, kv_len, fmt, tp, block_size) for layer in model.layers)
 
 
-def kv_bytes_per_token(model: ModelSpec, kv_len: int, fmt: KVFormat | str) -> int:
-    """Marginal KV bytes: what the token at kv_len adds to one sequence's cache.
+def kv_bytes_per_token(model: ModelSpec, kv_len: int, fmt: KVFormat | str) -> int | float:
+    """Growth per token: what each token after kv_len adds to one sequence's cache, on average over one whole cycle.
 
-    A sliding or chunked layer that is past its window replaces tokens and adds 0. A token that opens a scale group
-    pays for the whole scale; one that fills a group of a full-precision tail takes bytes away. Refuses kv_len below 1.
-    Source: layer_bytes(kv_len) − layer_bytes(kv_len − 1), summed over the layers that have not filled their window.
+    The cycle is the format's: tokens until scales, groups and a full-precision tail stand alike again; one token for
+    plain formats. A layer that has filled its window replaces tokens, one with chunks begins a new chunk, and over time
+    both add 0; while the first window or chunk fills (kv_len up to it) they count as the layers without one. Never
+    negative. Refuses kv_len below 1.
+    Source: (layer_bytes(kv_len + cycle) − layer_bytes(kv_len)) ÷ cycle without windows, over the layers that grow.
     """
     positive(kv_len=kv_len)
     fmt = _format(fmt)
-    growing = [layer for layer in model.layers if layer.window is None or kv_len <= layer.window]
-    before = sum(layer.count * layer_bytes(layer, kv_len - 1, fmt) for layer in growing) if kv_len > 1 else 0
-    return sum(layer.count * layer_bytes(layer, kv_len, fmt) for layer in growing) - before
+    growing = [replace(layer, kind="full") if layer.window else layer for layer in model.layers
+               if layer.window is None or kv_len <= layer.window]
+    cycle = _cycle(growing, fmt)
+    added = sum(layer.count * (layer_bytes(layer, kv_len + cycle, fmt) - layer_bytes(layer, kv_len, fmt))
+                for layer in growing)
+    return added / cycle if added % cycle else added // cycle
 
 
 def state_bytes(model: ModelSpec) -> int:
@@ -152,35 +150,34 @@ def article_formula_bytes(model: ModelSpec, kv_len: int, batch_size: int = 1) ->
 def crossover_tokens(model: ModelSpec, fmt: KVFormat | str = "bf16", dtype_bytes: int | None = None) -> int | None:
     """Cached tokens up to which the KV bytes do not exceed the weight bytes: the largest such kv_len (rounded down).
 
-    For uniform full attention the tokens may be spread over any number of sequences. A chunked layer counts as a
-    full chunk. None where the parameter count is unknown or the cache stops growing below the weights; 0 if the
-    first token already exceeds them.
+    For uniform full attention the tokens may be spread over any number of sequences. A layer with a window or chunks
+    counts min(kv_len, window) tokens. None where the weights are unknown or the cache stops growing below them; 0 if
+    the first token already exceeds them.
     Source: largest n with kv_bytes(n) ≤ weight_bytes.
     """
     weights, fmt = weight_bytes(model, dtype_bytes), _format(fmt)
     if weights is None or not any(layer.kind in ("full", "mla") for layer in model.layers):
         return None
-    bounded = replace(model, layers=tuple(replace(layer, kind="sliding") if layer.kind == "chunked" else layer
-                                          for layer in model.layers))
+    layers = [(replace(layer, kind="full") if layer.window else layer, layer.window or math.inf)
+              for layer in model.layers]
 
     def over(kv_len: int) -> int:
-        return kv_bytes(bounded, kv_len, fmt)
-    if not fmt.residual or over(fmt.residual) > weights:
-        return bisect_right(range(1, weights + 1), weights, key=over)
-    # Bytes fall where a full group of the tail is encoded: search among those points, then inside the group.
-    group = math.lcm(*(fmt.token_group(layer.shape) for layer in bounded.layers if layer.shape))
-    start = fmt.residual + group * (bisect_right(range(weights + 1), weights,
-                                                 key=lambda n: over(fmt.residual + n * group)) - 1)
-    return start - 1 + bisect_right(range(start, start + group), weights, key=over)
+        return sum(layer.count * layer_bytes(layer, min(kv_len, most), fmt) for layer, most in layers) if kv_len else 0
+    # Bytes fall where a tail is encoded, which happens as a cycle ends: search among the ends, then inside the cycle.
+    cycle = _cycle(model.layers, fmt)
+    start = cycle * (bisect_right(range(weights + 1), weights, key=lambda n: over(n * cycle)) - 1)
+    return start - 1 + bisect_right(range(start, start + cycle), weights, key=over)
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
     """How large the cache of a batch of equally long sequences is. Bytes; None = unknown.
 
-    kv_bytes and state_bytes: all sequences, over all ranks once. kv_bytes_per_token: marginal, one sequence.
+    kv_bytes and state_bytes: all sequences, over all ranks once. kv_bytes_per_token: growth per token of one sequence,
+    on average over one cycle of the format (growth_note says what that means here).
     kv_bytes_per_rank: what each of tp ranks holds. weight_bytes: over all ranks once, weights_are says how counted.
-    engine_bytes: all sequences in a paged engine's blocks, at most. approximate: why not exact, "" = exact.
+    engine_bytes: all sequences in a paged engine's blocks, at most, with max_batched_tokens in flight beside windows
+    and chunks. approximate: why not exact, "" = exact.
     """
     model: str
     kv_len: int
@@ -188,7 +185,7 @@ class Size:
     kv_format: str
     tp: int
     kv_bytes: int
-    kv_bytes_per_token: int
+    kv_bytes_per_token: int | float
     state_bytes: int
     weight_bytes: int | None
     article_formula_bytes: int
@@ -198,6 +195,8 @@ class Size:
     note: str
     engine_bytes: int
     engine_note: str
+    max_batched_tokens: int
+    growth_note: str
     weights_are: str
     approximate: str
     assumed: tuple[str, ...]
@@ -215,6 +214,8 @@ def size(model: ModelSpec, kv_len: int, batch_size: int = 1, kv_format: KVFormat
         "exact arithmetic on the configuration's layer kinds; nothing was allocated or measured")
     if any(layer.kind == "chunked" for layer in model.layers):
         note += "; chunked layers hold the current chunk only, so the cache is largest just before a chunk ends"
+    if any(layer.kind == "mla" for layer in model.layers) and fmt.k != fmt.v:
+        note += "; of an MLA layer the format of K alone counts, since V is a view of K"
     return Size(model.name, kv_len, batch_size, fmt.name, tp,
                 kv_bytes=batch_size * kv_bytes(model, kv_len, fmt),
                 kv_bytes_per_token=kv_bytes_per_token(model, kv_len, fmt),
@@ -223,8 +224,14 @@ def size(model: ModelSpec, kv_len: int, batch_size: int = 1, kv_format: KVFormat
                 kv_bytes_per_rank=batch_size * kv_bytes(model, kv_len, fmt, tp),
                 kind="modelled", method="formula:layer_bytes", note=note,
                 engine_bytes=batch_size * engine_bytes(model, kv_len, fmt), engine_note=_engine_note(model, fmt),
+                max_batched_tokens=MAX_BATCHED_TOKENS, growth_note=_growth_note(model, kv_len, fmt),
                 weights_are="16 bit" if model.weight_bytes is None else "as stored",
                 approximate=model.approximate, assumed=model.assumed)
+
+
+def _cycle(layers: Sequence[LayerSpec], fmt: KVFormat) -> int:
+    """Tokens after which every layer has grown by the same bytes again."""
+    return math.lcm(*(fmt.period(layer.shape) for layer in layers if layer.shape))
 
 
 def _block(layer: LayerSpec, fmt: KVFormat, block_size: int) -> int:
@@ -235,8 +242,17 @@ def _engine_note(model: ModelSpec, fmt: KVFormat) -> str:
     blocks = sorted({_block(layer, fmt, BLOCK_SIZE) for layer in model.layers if layer.kind != "linear"})
     note = f"at most, in blocks of {' and '.join(map(str, blocks)) or BLOCK_SIZE} tokens"
     if any(layer.window for layer in model.layers):
-        note += f"; windows with {MAX_BATCHED_TOKENS:,} batched tokens in flight"
+        note += (f"; windows with {MAX_BATCHED_TOKENS:,} batched tokens in flight, the default of vLLM's server on "
+                 "H100-class GPUs")
     return note
+
+
+def _growth_note(model: ModelSpec, kv_len: int, fmt: KVFormat) -> str:
+    cycle = _cycle(model.layers, fmt)
+    notes = [f"on average over {cycle:,} tokens"] if cycle > 1 else []
+    if any(layer.window and kv_len > layer.window for layer in model.layers):
+        notes.append("layers whose window or first chunk is full add nothing over time")
+    return "; ".join(notes)
 
 
 def _format(fmt: KVFormat | str) -> KVFormat:

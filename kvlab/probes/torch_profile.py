@@ -30,9 +30,9 @@ SHARES = ("largest_operator_share", "operator_gap_share", *(f"{kind}_time_share"
 class TorchProfile:
     """Operators of a few calls by torch's profiler, and their Chrome trace in traces/ of the run.
 
-    Shares are of the profiled call, which is slower than the timed one by profiler_overhead; on CUDA they are of the
-    time of its kernels, and missing where none was recorded. calls: how many; one where a call takes longer than a
-    second. FLOPs are by formula, because the profiler counts none for a CPU's scaled_dot_product_attention.
+    Shares are of the profiled call, which the profiler makes slower by profiler_overhead; on CUDA they are of the time
+    of its kernels, and missing where none was recorded. calls: how many; one where a call takes longer than a second.
+    FLOPs are by formula, because the profiler counts none for a CPU's scaled_dot_product_attention.
     """
     calls: int = 3
     name: ClassVar[str] = "torch_profile"
@@ -40,7 +40,7 @@ class TorchProfile:
     metrics: ClassVar[dict[str, str]] = {
         "operators_per_call": "count", **{share: "ratio" for share in SHARES}, "profiler_overhead": "ratio",
         "operator_bytes": "B", "profiled_flops": "flop"}
-    needs: ClassVar[tuple[str, ...]] = ("timer",)
+    needs: ClassVar[tuple[str, ...]] = ("kernel_error", "timer")        # so that it comes after the clock
     rotates: ClassVar[bool] = False
 
     def why_not(self, trial):
@@ -50,40 +50,46 @@ class TorchProfile:
         for trial in list(bench.trials):
             profiled = None
             with bench.on(trial):
-                profiled = self._profiled(bench, trial)
+                profiled, plain = self._profiled(bench, trial)
             if trial in bench.trials and profiled is not None:
                 with tempfile.TemporaryDirectory() as folder:
                     raw = Path(folder) / "trace.json"
                     profiled.export_chrome_trace(str(raw))
                     data, problems = load(raw, most=2**31)
                 artifact, note = _store(bench, trial, _cleaned(data, trial))
-                yield from self._readings(bench, trial, summary(trace_of(data, problems)), artifact, note)
+                yield from self._readings(trial, summary(trace_of(data, problems)), plain, artifact, note)
 
     def _profiled(self, bench, trial):
-        """The profiler after one warm-up and the calls, each in a range of its own, on input copies in turn."""
+        """(the profiler after one warm-up and the calls, each in a range of its own, on input copies in turn; wall
+        seconds of the same calls just before, without it)."""
         import torch
         from torch.profiler import ProfilerActivity, profile, record_function
         cuda = trial.device.startswith("cuda")
         wait = torch.cuda.synchronize if cuda else lambda: None
         inputs = bench.inputs_of(trial)[:self.calls + 1]
         calls = trial.prepare(inputs)
-        calls[0]()                                                   # what libraries make on first use is made
-        wait()
+        plain = []
+        for i in range(self.calls + 1):
+            began = time.perf_counter()
+            calls[i % len(calls)]()
+            wait()
+            plain.append(time.perf_counter() - began)
+            if sum(plain) > 1:
+                break
+        count = max(1, len(plain) - 1)                               # the first makes what libraries make on first use
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")              # else it prints a line at each start and stop
         with profile(activities=activities, record_shapes=True, with_stack=False, acc_events=True) as profiled:
-            began = time.perf_counter()
             with record_function("kvlab:warm-up"):                   # the profiler's own first call takes far longer
                 calls[0]()
                 wait()
-            count = 1 if time.perf_counter() - began > 1 else self.calls
             for i in range(count):
                 with record_function(f"{CALL} {trial.variant.label}"):
                     calls[(i + 1) % len(calls)]()
                     wait()                                           # so that its kernels end inside the range
-        return profiled
+        return profiled, plain[-count:]
 
-    def _readings(self, bench, trial, found: Summary, artifact: str, note: str):
+    def _readings(self, trial, found: Summary, plain: list[float], artifact: str, note: str):
         at = dict(source=self.name, artifact=artifact)
         named = [row for row in found.operators if row["name"] != NO_OPERATOR]
         why = "" if named else "torch's profiler recorded no operator in the call: it runs none of torch's"
@@ -99,7 +105,7 @@ class TorchProfile:
             yield from ((trial, missing(metric, "ratio", why, **at)) for metric in SHARES)
         else:
             yield from ((trial, reading) for reading in self._shares(found, gpu, said, at))
-        yield trial, self._overhead(bench, trial, found, artifact)
+        yield trial, self._overhead(found, plain, at)
         yield trial, Reading("profiled_flops", trial.variant.load().cost(trial).executed_flops, "flop", "modelled",
                              method="formula:variant.cost", **at,
                              note="of one call; torch's profiler counts 0 for scaled_dot_product_attention on a CPU")
@@ -137,16 +143,12 @@ class TorchProfile:
             yield share(f"{kind}_time_share", sum(row[key] for row in of_kind) / spent,
                         ", ".join(dict.fromkeys(_named(row) for row in of_kind))[:300])
 
-    def _overhead(self, bench, trial, found: Summary, artifact: str):
-        took = bench.reading(trial, "latency_s")
-        if took is None or not found.calls:
-            return missing("profiler_overhead", "ratio", "no time was measured; add the probe timer", source=self.name)
-        ends = {} if took.low is None else dict(low=min(found.call_seconds) / took.high,
-                                                high=max(found.call_seconds) / took.low)
-        return Reading("profiler_overhead", median(found.call_seconds) / took.value, "ratio", "measured",
-                       method="profiler:torch, call range ÷ timer", source=self.name, n=found.calls, artifact=artifact,
-                       denominator="latency_s", note="wall time under the profiler; latency_s is by the timer's clock",
-                       **ends)
+    def _overhead(self, found: Summary, plain: list[float], at: dict):
+        under = found.call_seconds
+        return Reading("profiler_overhead", median(under) / median(plain), "ratio", "measured",
+                       method="profiler:torch, call range ÷ wall time", n=len(under), low=min(under) / max(plain),
+                       high=max(under) / min(plain), denominator="wall time of the same calls without the profiler",
+                       note="from a few calls: the interval is their whole range", **at)
 
 
 def _named(row: dict) -> str:

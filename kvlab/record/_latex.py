@@ -65,6 +65,9 @@ def latex(table: pd.DataFrame) -> str:
                            column_format="".join("l" if head in texts else "S" for head in frame),
                            environment="longtable" if len(frame) > LONG else "table",
                            position_float=None if len(frame) > LONG else "centering")
+    # sixteen columns are wide: small type, which a float takes inside only, a longtable around it only
+    text = (f"{{\\footnotesize\n{text.rstrip()}\n}}" if len(frame) > LONG else
+            text.replace("\\centering\n", "\\centering\n\\footnotesize\n", 1))
     packages = "booktabs, siunitx" + (", longtable" if len(frame) > LONG else "")
     return "\n".join([f"% kvlab export; needs the packages {packages}", text.rstrip(), *_missing(calls, metrics), ""])
 

@@ -32,6 +32,8 @@ _BOOLEAN = {f"aten::{name}" for name in """eq ne lt le gt ge logical_and logical
     isinf""".split()}
 _KEEP_INTEGERS = {f"aten::{name}" for name in """add sub mul neg abs relu maximum minimum where bitwise_and bitwise_or
     bitwise_not""".split()}
+# they work themselves, beside what they call where that only copies (a bias, operands brought to one dtype)
+WORKERS = {*_OPERANDS, *_MATMULS}
 MAY_WIDEN = {"aten::_softmax", "aten::_log_softmax"}        # half in, float out, if their third argument is True
 _CLASSES = (("attention", ("attention", "flash", "attn")), ("softmax", ("softmax", "logsumexp")),
             ("matmul", ("mm", "matmul", "gemm", "linear", "einsum", "::dot", "::mv")),

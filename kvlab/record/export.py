@@ -184,7 +184,8 @@ def export(run: Path | str, format: str, out: Path | str | None = None, *, wide:
         raise ValueError("--wide is about tables, and chrome-trace has none; use csv or parquet")
     out = Path("." if out is None else out)
     if out.is_dir():
-        out /= (run.resolve().name if run.is_dir() else run.stem) + FORMATS[format]
+        kept = ".wide" if wide and format in ("csv", "parquet") else ""         # beside the long one, not over it
+        out /= (run.resolve().name if run.is_dir() else run.stem) + kept + FORMATS[format]
     if out.exists() and any(out.samefile(kept) for kept in ([run] if run.is_file() else run.glob("*"))):
         raise ValueError(f"{out} is what would be exported; give another --out")
     if format == "chrome-trace":

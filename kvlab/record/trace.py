@@ -112,7 +112,7 @@ def _text(path: Path, most: int) -> tuple[bytes, list[str]]:
         with gzip.GzipFile(fileobj=raw) if packed else contextlib.nullcontext(raw) as file:
             while size <= most:
                 try:
-                    piece = file.read(min(2**18, most + 1 - size))
+                    piece = file.read1(min(2**18, most + 1 - size))         # what there is, also before a break
                 except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                     problems.append(f"the compressed file is cut off or damaged ({error})")
                     break

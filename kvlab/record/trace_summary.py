@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from kvlab.record._operators import MAY_WIDEN, VIEWS, Moved, moved, operator_class
+from kvlab.record._operators import MAY_WIDEN, VIEWS, WORKERS, Moved, moved, operator_class
 from kvlab.record.trace import CALL, Event, Lane, Trace, no_collector
 from kvlab.units import display
 
@@ -38,9 +38,10 @@ class Summary:
     problems: tuple[str, ...]
 
     @property
-    def bytes(self) -> int:
-        """Modelled bytes of all operators that are counted."""
-        return sum(operator["bytes"] for operator in self.operators)
+    def bytes(self) -> int | None:
+        """Modelled bytes of all operators that are counted; None where the shapes of none are there."""
+        counted = [operator["bytes"] for operator in self.operators if operator["bytes_of"]]
+        return sum(counted) if counted else None
 
     @property
     def kernel_s(self) -> float:
@@ -78,6 +79,9 @@ def summary(trace: Trace) -> Summary:
                    nested.not_counted, tuple(problems))
 
 
+_NOTHING, _COPIES, _WORK = range(3)                     # what of the operators inside another has its bytes counted
+
+
 class _Nested:
     """Operators gone through lane by lane, with a stack of those that still run: totals by name."""
 
@@ -86,7 +90,7 @@ class _Nested:
         self.launched: dict[Any, str | None] = {}       # correlation id -> operator, None: not in a call
         self.not_counted: dict[str, str] = {}
         self.intervals: list[Interval] = []             # of the last lane: when some operator ran
-        self._stack: list[list] = []                    # [event, its end, own seconds, something inside has its bytes]
+        self._stack: list[list] = []                    # [event, its end, own seconds, what inside has its bytes]
         self._seen: dict[str, Moved | None] = {}
 
     def walk(self, events: Iterable[Event], alone: dict[int, str | None]) -> None:
@@ -105,7 +109,7 @@ class _Nested:
                 stack[-1][2] -= (end if end < stack[-1][1] else stack[-1][1]) - start
             if len(stack) == 0 or end > stack[0][1]:
                 outermost.append((start, end, event.name, event.name))
-            stack.append([event, end, event.seconds, False])
+            stack.append([event, end, event.seconds, _NOTHING])
         while stack:
             self._pop()
         self.intervals = _union(outermost)
@@ -124,10 +128,11 @@ class _Nested:
                 break
         else:
             sums[1] += event.seconds                    # one inside another of its name is in that one's time
-        if not below and name not in VIEWS:             # those around hand the same tensors on: the innermost counts
-            below = self._bytes(event, sums)
+        # those around hand the same tensors on, so the innermost counts; a worker counts too beside mere copies
+        if (not below or below == _COPIES and name in WORKERS) and name not in VIEWS and self._bytes(event, sums):
+            below = max(below, _COPIES if operator_class(name) == "copy" else _WORK)
         if below and self._stack:
-            self._stack[-1][3] = True
+            self._stack[-1][3] = max(self._stack[-1][3], below)
 
     def _bytes(self, event: Event, sums: list) -> bool:
         name, args = event.name, event.args

@@ -18,7 +18,7 @@ from kvlab.shapes import AttentionShape, Workload
 MHA = AttentionShape(4, 4, 16)
 GQA = AttentionShape(8, 2, 16)
 FORMATS = ["fp32", "bf16", "int8/token", "int8/block4", "int8/head", "fp8_e4m3", "int4/token/g3", "int4/channel/g4",
-           "k16v8", "kivi4/g4/r3"]
+           "k16v8", "kivi4/g4/r4", "bf16+kivi4/g2/r6", "kivi2/g4/r8+fp32"]
 
 
 @st.composite
@@ -46,18 +46,19 @@ def seen(workload):
 def stored_bytes(workload, fmt):
     """Bytes of the set of stored rows that some query sees; a row is shared if all its tokens lie in the prefix.
 
-    A format that scales groups of tokens stores a group's codes anew where its scale is another. A tail is fp16, and
-    each sequence of such a cache has everything to itself.
+    A format that scales groups of tokens stores a group's codes anew where its scale is another. A tail (of K what its
+    residual does not divide, of V the newest) is fp16, and each sequence of such a cache has everything to itself.
     """
     group, rows, shape = fmt.token_group(workload.shape), {}, workload.shape
-    widths = {"k": shape.head_dim, "v": 0 if shape.v_in_k else shape.v_dim}
     for b, _, token in seen(workload):
-        if fmt.residual and token >= (workload.kv_lens[b] - fmt.residual) // group * group:
-            rows |= {(b, side, "tail", token): 2 * width for side, width in widths.items()}
-            continue
+        n = workload.kv_lens[b]
         shared = not fmt.residual and token // group * group + group <= workload.shared_prefix
-        for side, parts in zip("kv", fmt.components(workload.shape), strict=True):
-            for part in parts:
+        for side, (codec, width) in zip("kv", fmt.sides(shape), strict=not shape.v_in_k):
+            in_fp16 = codec.residual and (n % codec.residual if side == "k" else codec.residual)
+            if token >= n - in_fp16:
+                rows[b, side, "tail", token] = 2 * width
+                continue
+            for part in codec.components(width):
                 rows["all" if shared else b, side, part.name, token // part.tokens] = part.width * part.itemsize
     return sum(rows.values()) * workload.shape.num_kv_heads
 
@@ -93,19 +94,26 @@ def test_ideal_traffic_by_hand():
     assert ideal_traffic(workload, kv_format("int4/token/g32"), 4)[:2] == (q + (k + v) // 2 + groups, out)
     assert ideal_traffic(workload, kv_format("int2/token/g32"), 2)[:2] == ((q // 2 + (k + v) // 4 + groups), out // 2)
     assert ideal_traffic(workload, kv_format("k16v8"), 4)[:2] == (q + 2 * k + v + scales // 2, out)
-    settled, tail = 2 * (32 * (32 + 16) + 64 * 4 + 32 * 4), (100 - 32) * 2 * (64 + 32) * 2        # one group of 32
-    assert ideal_traffic(workload, kv_format("kivi4/g32/r64"), 4)[:2] == (q + 3 * (settled + tail), out)
+    # of K two groups of 32 are encoded and 36 tokens are not; of V 36 tokens are, and the newest 64 are not
+    k_bytes, v_bytes = 2 * (64 * 32 + 2 * 64 * 4 + 36 * 64 * 2), 2 * (36 * (16 + 4) + 64 * 32 * 2)
+    assert ideal_traffic(workload, kv_format("kivi4/g32/r64"), 4)[:2] == (q + 3 * (k_bytes + v_bytes), out)
+    assert ideal_traffic(workload, kv_format("kivi4/g32/r64+fp32"), 4)[:2] == (q + 3 * k_bytes + 4 * v, out)
+    assert ideal_traffic(workload, kv_format("bf16+kivi4/g32/r64"), 4)[:2] == (q + 2 * k + 3 * v_bytes, out)
 
 
 def test_a_window_in_the_tail_reads_fp16_and_one_before_it_whole_groups_too():
     def read(window):
         workload = Workload.decode(AttentionShape(2, 1, 32, window=window), kv_len=100)
-        return ideal_traffic(workload, kv_format("kivi4/g32/r60"), 4).read_bytes - 2 * 32 * 4
-    codes, scales, zeros = 16, 2, 2                                   # per token; of 32 channels
+        return ideal_traffic(workload, kv_format("kivi4/g32/r64"), 4).read_bytes - 2 * 32 * 4
+    codes, scales, zeros, fp16 = 16, 2, 2, 64                         # per token; of 32 channels
     token, channels = codes + scales + zeros, 32 * (scales + zeros)   # V's scale is the token's, K's the group's
-    assert [read(n) for n in (1, 68)] == [1 * 128, 68 * 128]          # 100 - 60 leaves one group of 32 settled
-    assert read(69) == 68 * 128 + 1 * (codes + token) + channels
-    assert read(100) == read(None) == 68 * 128 + 32 * (codes + token) + channels
+    # K: tokens 0 … 31 and 32 … 63 in two groups, 64 … 99 in fp16; V: tokens 0 … 35 encoded, 36 … 99 in fp16
+    assert [read(n) for n in (1, 36)] == [1 * 2 * fp16, 36 * 2 * fp16]
+    assert read(37) == 36 * 2 * fp16 + codes + channels + fp16
+    assert read(64) == 36 * 2 * fp16 + 28 * (codes + fp16) + channels
+    assert read(65) == 36 * 2 * fp16 + 28 * (codes + fp16) + channels + codes + token
+    assert read(69) == 36 * 2 * fp16 + 28 * (codes + fp16) + 5 * (codes + token) + 2 * channels
+    assert read(100) == read(None) == 36 * 2 * fp16 + 28 * (codes + fp16) + 36 * (codes + token) + 2 * channels
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -174,7 +182,7 @@ def test_decoding_a_format_costs_a_write_and_a_read_of_the_floats_unless_they_st
     assert one.format_path == "decoded"
     assert least_cost(one, floats - 1) == ideal.plus(read=floats, write=floats)
     assert least_cost(one, floats) == ideal
-    for name in ("fp8_e4m3", "kivi4/g4/r3", "k16v8"):
+    for name in ("fp8_e4m3", "kivi4/g4/r4", "bf16+kivi4/g2/r6", "k16v8"):
         two, stored = trial("sdpa", workload, kv_format=name), ideal_traffic(workload, kv_format(name), 4)
         assert two.format_path == "decoded" and least_cost(two) == stored.plus(read=floats, write=floats)
     native = trial("sdpa", workload, kv_format="fp32")

@@ -92,9 +92,10 @@ def test_grouped_heads_equal_multi_head_attention_on_repeated_k_and_v():
     assert_same(reference(grouped, q, k, v), reference(repeated, q, k_Q, v_Q))
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "int8/token", "int8/block16", "int8/head", "k8v4", "kivi4/g16/r24"])
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8/token", "int8/block16", "int8/head", "k8v4", "kivi4/g16/r32",
+                                  "bf16+kivi4/g16/r32", "kivi2/g16/r48+fp32"])
 @pytest.mark.parametrize("layout", [Layout(16), Layout(16, "random"), Layout(32, "random", "token"),
-                                    Layout(16, "random", share_prefix=True)])
+                                    Layout(48, "random"), Layout(16, "random", share_prefix=True)])
 def test_paged_storage_reads_back_as_contiguous_to_the_bit(name, layout):
     workload = Workload(AttentionShape(4, 2, 8), (1, 2, 20), (33, 48, 65), shared_prefix=32)
     if kv_format(name).residual and layout.share_prefix:

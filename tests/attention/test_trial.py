@@ -200,7 +200,8 @@ def test_copies_differ_and_the_same_seed_gives_the_same():
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(16, "random"), Layout(32, order="token")], ids=str)
-@pytest.mark.parametrize("kv_format", ["fp32", "int8/block16", "k8v4", "kivi4/g16/r24"])
+@pytest.mark.parametrize("kv_format", ["fp32", "int8/block16", "k8v4", "kivi4/g16/r32", "bf16+kivi4/g16/r48",
+                                       "kivi2/g8/r8+fp32"])
 def test_the_bytes_announced_before_allocation_cover_what_is_allocated(layout, kv_format):
     """One long sequence among short ones: a contiguous layout gives each of them room for the longest."""
     workload = Workload(AttentionShape(4, 2, 8), (1,) * 9, (3,) * 8 + (1000,))
@@ -234,7 +235,9 @@ def test_touched_bytes_leave_out_what_a_window_hides_and_count_a_shared_prefix_o
     codes, scale = 2 * 10 * 16, 2 * 4                                 # tokens 30 … 39 lie in groups 1 and 2 of 16
     assert touched(Workload(windowed.shape, (1,), (40,)), Layout(16), "int8/block16") == 2 * (codes + 2 * scale)
     fp16, eight = 2 * (16 + 16) * 2, 2 * (16 + 16)                     # bytes of a token
-    assert touched(Workload(windowed.shape, (1,), (40,)), Layout(16), "kivi4/g16/r24") == 10 * fp16
+    k_bytes = 2 * (2 * 8 + 16 * (2 + 2) + 8 * 16 * 2)                 # K's codes 30, 31, their group's scales; 32 … 39
+    assert touched(Workload(windowed.shape, (1,), (40,)), Layout(16), "kivi4/g16/r32") == k_bytes + 10 * fp16 // 2
+    assert touched(Workload(windowed.shape, (1,), (47,)), Layout(16), "kivi4/g16/r32") == 10 * fp16
     assert touched(ragged, Layout(16), "fp8_e4m3") == (40 + 33) * eight
 
 
@@ -391,7 +394,7 @@ def test_wrong_layouts_are_refused_in_words(arguments, message):
     (Layout(16, share_prefix=True), "fp32", "block_size=16 divides, got 40"),
     (Layout(10, share_prefix=True), "fp32", None),
     (Layout(32), "int8/block16", None),
-    (Layout(24), "kivi4/g16/r24", "block_size=24 is not a multiple of kivi4/g16/r24's token group (16)"),
+    (Layout(24), "kivi4/g16/r32", "block_size=24 is not a multiple of kivi4/g16/r32's token group (16)"),
     (Layout(8, share_prefix=True), "kivi4/g8/r24", "kivi4/g8/r24 keeps each sequence's newest tokens apart"),
     (Layout(8, share_prefix=True), "int8/head", None),
     (Layout(8), "q8_0", "kvlab knows how large q8_0 is and does not compute with it; see kvlab ls formats"),

@@ -119,8 +119,10 @@ def workloads(draw):
 
 
 @settings(max_examples=40, deadline=None)
-@given(workloads(), st.sampled_from((*FORMATS, *MORE_FORMATS, "kivi2/g8/r5", "int4/channel/g16", "fp8_e5m2/head")),
-       st.sampled_from(["head", "token"]), st.sampled_from([16, 32]))
+@given(workloads(), st.sampled_from((*FORMATS, *MORE_FORMATS, "kivi2/g8/r8", "bf16+kivi4/g16/r32",
+                                     "kivi4/g8/r24+int8/token", "kivi2/g16/r48+kivi4/g8/r8", "int4/channel/g16",
+                                     "fp8_e5m2/head")),
+       st.sampled_from(["head", "token"]), st.sampled_from([16, 32, 48]))
 def test_any_workload_agrees_with_the_oracle(workload, fmt, order, block_size):
     trials = [trial(name, workload, kv_format=fmt, layout=layout) for name in ALL
               for layout in (Layout(order=order), Layout(block_size, "random", order))]
@@ -134,7 +136,7 @@ def test_any_workload_agrees_with_the_oracle(workload, fmt, order, block_size):
 BATCH = Workload(AttentionShape(4, 2, 16, window=25), (1, 3, 1), (40, 33, 7))
 
 
-@pytest.mark.parametrize("fmt", ["fp32", "int8/block16", "kivi4/g16/r24"])
+@pytest.mark.parametrize("fmt", ["fp32", "int8/block16", "kivi4/g16/r32", "bf16+kivi4/g16/r16"])
 @pytest.mark.parametrize("name", ALL)
 def test_reads_q_and_the_cache_when_called_and_keeps_nothing_derived(name, fmt):
     one, inputs = runnable(name, BATCH, kv_format=fmt)
@@ -153,26 +155,27 @@ def test_reads_q_and_the_cache_when_called_and_keeps_nothing_derived(name, fmt):
     assert not close(third, second, 0.1)
 
 
-@pytest.mark.parametrize("fmt", ["fp32", "bf16", "int8/block16", "fp8_e4m3", "kivi4/g16/r24"])
+@pytest.mark.parametrize("fmt", ["fp32", "bf16", "int8/block16", "fp8_e4m3", "kivi4/g16/r32", "bf16+kivi4/g16/r32",
+                                 "kivi4/g16/r16+fp32"])
 @pytest.mark.parametrize("name", ALL)
 def test_slots_beyond_kv_len_never_matter(name, fmt):
     one, inputs = runnable(name, BATCH, kv_format=fmt)
     call, cache = one.prepare([inputs])[0], inputs.cache
     before = call().clone()
-    k_parts, v_parts = cache.format.components(cache.shape)
-    used = [[set() for _ in range(cache.num_blocks)] for _ in k_parts + v_parts]
     spoiled, stale = 0, {torch.uint8: 126, torch.int8: -113}          # 126 is the largest number of e4m3
-    for b, (table, kv_len) in enumerate(zip(inputs.block_table.tolist(), inputs.kv_lens, strict=True)):
-        for tail in () if cache.k_tail is None else (cache.k_tail, cache.v_tail):
-            tail[b, :, cache.format.tail(kv_len, cache.shape):] = -113
-        for token in range(kv_len - cache.format.tail(kv_len, cache.shape)):
-            for rows, part in zip(used, k_parts + v_parts, strict=True):
-                rows[table[token // cache.block_size]].add(token % cache.block_size // part.tokens)
-    for rows, array in zip(used, cache.by_head(cache.k_arrays) + cache.by_head(cache.v_arrays), strict=True):
-        for block, kept in enumerate(rows):
-            unused = [r for r in range(array.shape[2]) if r not in kept]
-            array[block, :, unused] = stale.get(array.dtype, -113)
-            spoiled += len(unused)
+    tables = inputs.block_table.tolist()
+    for (codec, width), arrays, tail in zip(cache.format.sides(cache.shape), (cache.k_arrays, cache.v_arrays),
+                                            (cache.k_tail, cache.v_tail), strict=True):
+        for b, kv_len in enumerate(inputs.kv_lens if tail is not None else ()):
+            tail[b, :, kv_len - codec.settled(kv_len):] = -113
+        for array, part in zip(cache.by_head(arrays), codec.components(width), strict=True):
+            used = {(table[token // cache.block_size], token % cache.block_size // part.tokens)
+                    for table, kv_len in zip(tables, inputs.kv_lens, strict=True)
+                    for token in range(codec.settled(kv_len))}
+            for block in range(cache.num_blocks):
+                unused = [row for row in range(array.shape[2]) if (block, row) not in used]
+                array[block, :, unused] = stale.get(array.dtype, -113)
+                spoiled += len(unused)
     assert spoiled > 0
     assert torch.equal(call(), before)
 
@@ -267,27 +270,67 @@ def test_a_window_keeps_blocks_before_it_from_being_gathered():
     assert rows == [2 * 2] * 2                                      # tokens 80 … 99 lie in blocks 5 and 6 of two heads
 
 
-@pytest.mark.parametrize("window, blocks", [(5, 1), (20, 1), (36, 1), (37, 1), (53, 2), (90, 4), (None, 4)])
+def gathered_blocks(workload, fmt, layout):
+    """How many blocks of each sequence `paged` gathers; what it gives must be right."""
+    rows, original = [], torch.index_select
+    one, inputs = runnable("paged", workload, kv_format=fmt, layout=layout)
+    call = one.prepare([inputs])[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "index_select", lambda a, d, i, out: rows.append(len(i)) or original(a, d, i, out=out))
+        assert close(call(), expected(one, inputs))
+    (count,) = set(rows)
+    return count // workload.batch_size // (1 if layout.order == "token" else workload.shape.num_kv_heads)
+
+
+# Of 100 tokens K has 96 encoded and V 68: windows that begin in both tails, at and beside either end, and before them.
+# Tokens up to 95 lie in six blocks of 16; none is read before that of the window, or of V's tail (block 4).
+WINDOWS = [(1, 2), (4, 2), (5, 2), (20, 2), (31, 2), (32, 2), (33, 2), (36, 2), (37, 3), (53, 4), (90, 6), (None, 6)]
+
+
+@pytest.mark.parametrize("window, blocks", WINDOWS)
 @pytest.mark.parametrize("workload", [
     Workload.decode(AttentionShape(4, 2, 16), kv_len=100),
     Workload.decode(AttentionShape(4, 2, 16), batch_size=3, kv_len=100),
-    Workload(AttentionShape(4, 1, 24, v_head_dim=16, v_in_k=True), (3, 1), (100, 9))], ids=["one", "batch", "latent"])
-def test_a_window_may_end_in_the_tail_or_before_it(workload, window, blocks):
-    """Of 100 tokens the newest 36 are in the tail; blocks 0 … 3 hold the others, and no later one is gathered."""
+    Workload(AttentionShape(4, 2, 16), (1, 5, 1), (100, 33, 31)),
+    Workload(AttentionShape(4, 1, 24, v_head_dim=16, v_in_k=True), (3, 1), (100, 9))],
+    ids=["one", "batch", "ragged", "latent"])
+def test_a_window_may_begin_in_a_tail_before_it_or_between_those_of_k_and_v(workload, window, blocks):
+    """Also where blocks of 48 do not divide a residual of 32; blocks in which nothing is encoded are not gathered."""
     workload = replace(workload, shape=replace(workload.shape, window=window))
-    fmt, gathered, original = "kivi4/g16/r24", [], torch.index_select
+    fmt = "kivi4/g16/r32"
     trials = [trial(name, workload, kv_format=fmt, layout=layout) for name in sorted(SHIPPED)
-              for layout in (Layout(), Layout(order="token"), Layout(16), Layout(16, "random", "token"))]
+              for layout in (Layout(), Layout(order="token"), Layout(16), Layout(48, "random"),
+                             Layout(16, "random", "token"))]
     for one, row in judged(trials).items():
         assert row["status"] == ("skipped" if one.variant.ref != "paged" and one.layout.block_size else "ok"), row
-    one, inputs = runnable("paged", workload, kv_format=fmt)
-    call = one.prepare([inputs])[0]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "index_select",
-                      lambda a, d, i, out: gathered.append(len(i)) or original(a, d, i, out=out))
-        assert close(call(), expected(one, inputs))
-    if workload.uniform and workload.q_lens[0] == 1:
-        assert set(gathered) == {blocks * 2 * workload.batch_size}
+        assert row["value"] is None or row["value"] < 5e-6
+    if workload.uniform:
+        for order in ("head", "token"):
+            assert gathered_blocks(workload, fmt, Layout(16, "random", order)) == blocks
+
+
+@pytest.mark.parametrize("window", [1, 12, 40, 52, 60, 75, None])
+@pytest.mark.parametrize("fmt", ["bf16+kivi4/g16/r32", "kivi2/g16/r48+fp32", "kivi4/g16/r48+kivi2/g8/r8",
+                                 "kivi4/g8/r8+kivi2/g16/r96", "int8/block16+kivi4/g16/r64"])
+@pytest.mark.parametrize("latent", [False, True], ids=["grouped", "latent"])
+def test_k_and_v_of_formats_of_their_own_settle_apart_under_any_window(fmt, window, latent):
+    shape = AttentionShape(4, 1, 24, 16, True, window) if latent else AttentionShape(4, 2, 16, 8, window=window)
+    for lengths in ((100, 100), (108, 47)):
+        workload = Workload(shape, (1, 1), lengths)
+        trials = [trial(name, workload, kv_format=fmt, layout=layout) for name in ("naive", "sdpa", "paged")
+                  for layout in (Layout(), Layout(16, "random"), Layout(48, "random", "token"))
+                  if name == "paged" or layout.block_size is None]
+        for one, row in judged(trials).items():
+            assert row["status"] == "ok" and row["value"] < 5e-6, (one.variant.ref, one.layout, row["error"])
+        one, inputs = runnable("paged", workload, kv_format=fmt, layout=Layout(48, "random"))
+        assert close(one.prepare([inputs])[0](), expected(one, inputs))
+
+
+def test_blocks_before_the_tails_of_both_are_all_that_is_gathered_and_one_at_least():
+    shape, layout = AttentionShape(4, 2, 16, window=2), Layout(16, "random")
+    for fmt, kv_len, blocks in (("kivi4/g16/r32", 130, 2), ("kivi4/g16/r128", 100, 1), ("bf16+kivi4/g16/r32", 100, 3),
+                                ("kivi4/g16/r96+fp32", 100, 1), ("int8/token", 100, 1)):
+        assert gathered_blocks(Workload.decode(shape, kv_len=kv_len), fmt, layout) == blocks, fmt
 
 
 LATENT = AttentionShape(8, 1, 72, v_head_dim=64, v_in_k=True)

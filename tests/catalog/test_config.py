@@ -207,13 +207,66 @@ BY_HAND = {
     "n_embd": (dict(model_type="gpt2", n_layer=12, n_embd=768, n_head=12, n_positions=1024, n_ctx=1024, vocab_size=9),
                {("full", 12, 64, None, None, 0): 12}),
     "two attentions a layer": ({**DEEPSEEK_V3, "model_type": "longcat_flash", "num_layers": 28,
-                                "num_hidden_layers": None}, {("mla", 1, 576, 512, None, 0): 56}),
+                                "num_hidden_layers": None, "mla_scale_q_lora": True, "mla_scale_kv_lora": True,
+                                "attention_method": "MLA"}, {("mla", 1, 576, 512, None, 0): 56}),
+    "two attentions a layer, counted": ({**DEEPSEEK_V3, "model_type": "longcat_flash", "num_layers": 28,
+                                         "num_hidden_layers": 56}, {("mla", 1, 576, 512, None, 0): 56}),
+    # public configs that were refused
+    "Phi-4-mini": (decoder(32, 24, 8, 128, model_type="phi3", full_attn_mod=1, interpolate_factor=1,
+                           sliding_window=262144, max_position_embeddings=131072),
+                   {("sliding", 8, 128, None, 262144, 0): 32}),
+    "DeepSeek-OCR": (dict(model_type="deepseek_vl_v2", hidden_size=1280, kv_lora_rank=None, language_config=dict(
+        model_type="deepseek_v2", num_hidden_layers=12, hidden_size=1280, num_attention_heads=10, kv_lora_rank=None,
+        num_key_value_heads=10, q_lora_rank=None, qk_nope_head_dim=0, qk_rope_head_dim=0, use_mla=False, v_head_dim=0,
+        vocab_size=129280)), {("full", 10, 128, None, None, 0): 12}),
+    "a latent that is switched off": (
+        decoder(4, 8, 4, 64, model_type="deepseek_v2", use_mla=False, kv_lora_rank=512, qk_rope_head_dim=64,
+                qk_nope_head_dim=128, v_head_dim=128), {("full", 4, 64, None, None, 0): 4}),
+    "a latent that is switched on": (
+        decoder(4, 8, 8, model_type="deepseek_v2", use_mla=1, kv_lora_rank=512, qk_rope_head_dim=64,
+                qk_nope_head_dim=128, v_head_dim=128), {("mla", 1, 576, 512, None, 0): 4}),
+    "Hunyuan-Large: sharing on, latent off": (
+        decoder(64, 80, 8, 128, model_type="hunyuan", use_cla=True, cla_share_factor=2, use_mla=False, kv_lora_rank=512,
+                qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128),
+        {("full", 8, 128, None, None, 0): 32, ("linear", 0, 0, None, None, 0): 32}),
+    "MiniMax-Text-01": (
+        decoder(80, 64, 8, 128, model_type="minimax_text_01", attn_type_list=([0] * 7 + [1]) * 10, postnorm=True,
+                layernorm_full_attention_alpha=3.5565588200778455, layernorm_full_attention_beta=1.0,
+                layernorm_linear_attention_alpha=3.5565588200778455, layernorm_linear_attention_beta=1.0,
+                layernorm_mlp_alpha=3.5565588200778455, layernorm_mlp_beta=1.0, shared_intermediate_size=0),
+        {("full", 8, 128, None, None, 0): 10, ("linear", 0, 0, None, None, 64 * 128 * 128 * 4): 70}),
+    "Grok-2": (decoder(64, 64, 8, 128, model_type="git", sliding_window_size=-1, global_attn_every_n=1,
+                       attn_temperature_len=1024), {("full", 8, 128, None, None, 0): 64}),
+    "a window of -1": (decoder(4, 8, 4, 64, model_type="mistral", sliding_window=-1),
+                       {("full", 4, 64, None, None, 0): 4}),
+    "a pattern whose window is switched off": (
+        decoder(8, 8, 4, 64, model_type="exaone4", sliding_window=4096, sliding_window_pattern=4,
+                use_sliding_window=False), {("full", 4, 64, None, None, 0): 8}),
+    "Ring-mini-linear": (
+        decoder(22, 16, 4, 128, model_type="bailing_moe_linear", layer_group_size=5, group_norm_size=4,
+                linear_silu=False),
+        {("full", 4, 128, None, None, 0): 6, ("linear", 0, 0, None, None, 16 * 128 * 128 * 4): 16}),
+    "Ling-2.5": ({**DEEPSEEK_V3, "model_type": "bailing_hybrid", "num_hidden_layers": 80, "num_attention_heads": 64,
+                  "head_dim": 128, "layer_group_size": 8},
+                 {("mla", 1, 576, 512, None, 0): 10, ("linear", 0, 0, None, None, 64 * 128 * 128 * 4): 70}),
+    "lightning attention everywhere": (
+        {key: value for key, value in decoder(4, 8, 8, 64, model_type="minimax", layer_types=["linear_attention"] * 4
+                                              ).items() if key != "head_dim"},
+        {("linear", 0, 0, None, None, 8 * 64 * 64 * 4): 4}),
+    "OLMo, StableLM, ERNIE: names that only sound so": (
+        decoder(4, 8, 4, 64, model_type="olmo", block_type="sequential", use_qkv_bias=True, compression_ratio=1.0,
+                index_topk_pattern="FS", layernorm_linear_attention_beta=1.0, compression_config={"format": "int"}),
+        {("full", 4, 64, None, None, 0): 4}),
+    "a nested Gemma": (dict(model_type="paligemma", text_config=dict(
+        model_type="gemma", hidden_size=2048, num_hidden_layers=18, num_attention_heads=8, num_key_value_heads=1)),
+        {("full", 1, 256, None, None, 0): 18}),
 }
 
 
 # Keys whose absence is a statement: nothing is shared, overridden, crossed or switched.
 ABSENCE_SAYS_SO = {"num_kv_shared_layers", "use_cla", "cross_attention_layers", "per_layer_config", "model_type",
-                   "attention_other_setting", "num_attention_heads_per_layer", "multi_query_attention"}
+                   "attention_other_setting", "num_attention_heads_per_layer", "multi_query_attention", "use_mla"}
+NONE_BY_DEFAULT = {("Phi-4-mini", "sliding_window"), ("a pattern whose window is switched off", "use_sliding_window")}
 
 
 @pytest.mark.parametrize("kind", BY_HAND)
@@ -266,8 +319,27 @@ PLAIN = decoder(4, 8, 4, 64, model_type="llama", max_position_embeddings=4096)
     (dict(num_hidden_layers=True), "num_hidden_layers holds True"),
     (dict(num_hidden_layers=4.0), "num_hidden_layers holds 4.0"),
     (dict(num_hidden_layers=[4]), r"num_hidden_layers holds \[4\]"),
-    (dict(num_hidden_layers=10**12), "whole number of 1 to 10,000"),
+    (dict(num_hidden_layers=10**12), "whole number of 1 to 1,000"),
     (dict(num_hidden_layers=-1), "num_hidden_layers holds -1"),
+    (dict(num_attention_heads=0), "num_attention_heads holds 0, and must be a whole number of 1 to"),
+    (dict(num_key_value_heads=0), "num_key_value_heads holds 0"),
+    (dict(num_attention_heads=-8), "num_attention_heads holds -8"),
+    (dict(num_attention_heads=0, head_dim=None, model_type="minimax", layer_types=["linear_attention"] * 4),
+     "num_attention_heads holds 0"),
+    (dict(head_dim=-64), "head_dim holds -64"),
+    (dict(use_mla=True), "use_mla is true, and kv_lora_rank is missing"),
+    (dict(use_mla="no"), "use_mla is 'no', and must be true or false"),
+    (dict(use_local_attention=False, sliding_window=64), "use_local_attention is false, and kvlab does not know"),
+    (dict(full_attn_mod=2), "it has full_attn_mod"),
+    (dict(layer_group_size=4), "layer_group_size groups its layers in a way"),
+    (dict(head_dim=None, sliding_window=64, swa_num_attention_heads=16, layer_types=["sliding_attention"] * 4),
+     "the layers differ in their query heads; add head_dim"),
+    # as long as these they took regular expressions a minute, lists of windows seconds
+    ({"share" * 60_000: 1}, "one of more than 128 characters"),
+    ({"x" * 300_000 + "expert": 1}, "one of more than 128 characters"),
+    ({f"kv_{n}": 1 for n in range(10_001)}, "more than 10,000 keys"),
+    (dict(num_hidden_layers=10_000, sliding_window=[64] * 10_000), "whole number of 1 to 1,000"),
+    (dict(num_hidden_layers=1_000, attention_types=[[["global"] * 1_000, 1_000]]), "pairs of a list of words"),
     (dict(num_key_value_heads=-4), "num_key_value_heads holds -4"),
     (dict(num_key_value_heads=3), "num_q_heads=8 is not a multiple of num_kv_heads=3"),
     (dict(num_key_value_heads=10**9), "num_key_value_heads holds 1000000000"),
@@ -330,10 +402,27 @@ def test_what_is_wrong_or_not_known_is_refused_in_words(change, message):
         spec_of(config, "it")
 
 
+def test_what_a_file_calls_itself_cannot_steer_the_terminal():
+    """Escape sequences, line ends and marks that turn the direction of writing, in keys, names and values."""
+    bad = "\x1b[31m\x07\n\u202e\x9b"
+    latent = dict(kv_lora_rank=8, qk_rope_head_dim=8)
+    for change in ({f"kv_{bad}": 1}, {f"use_mla{bad}": False, **latent}, dict(layer_types=[bad] * 4),
+                   dict(head_dim=bad), dict(model_type=f"bert{bad}"),
+                   dict(model_type=f"mixtral{bad}", num_key_value_heads=None),
+                   dict(per_layer_config={bad: {}}), dict(per_layer_config={"1": {f"kv_{bad}": 1}})):
+        config = {key: value for key, value in {**PLAIN, **change}.items() if value is not None}
+        with pytest.raises(ValueError) as error:
+            spec_of(config, "it")
+        assert str(error.value).isprintable()
+    spec = spec_of({**PLAIN, "model_type": bad * 60, "num_key_value_heads": 8}, "it")
+    assert spec.source.isprintable() and all(text.isprintable() for text in spec.assumed) and len(spec.source) < 1_000
+
+
 def test_keys_that_are_off_change_nothing():
     off = dict(sliding_window=None, use_sliding_window=False, num_kv_shared_layers=0, kv_lora_rank=None, use_cla=False,
                attention_chunk_size=None, layer_types=None, kv_memory_slots=0, cross_attention_layers=[],
-               per_layer_config={}, full_attention_interval=0)
+               per_layer_config={}, full_attention_interval=0, v_head_dim=0, sliding_window_size=-1, window_size=0,
+               use_mla=False, q_lora_rank=8, swa_head_dim=0, full_attn_mod=1)
     assert spec_of({**PLAIN, **off}, "it") == spec_of(PLAIN, "it")
 
 
@@ -349,7 +438,7 @@ def test_a_key_taken_away_is_missed_named_or_without_meaning(kind):
     whole = spec_of(config, "it")
     inner = config.get("text_config", config)
     for key in inner:
-        if key in ABSENCE_SAYS_SO:
+        if key in ABSENCE_SAYS_SO or (kind, key) in NONE_BY_DEFAULT:
             continue
         less = {name: value for name, value in inner.items() if name != key}
         try:
@@ -402,17 +491,57 @@ values = st.recursive(numbers | words, lambda inner: st.lists(inner, max_size=5)
 known = sorted(READ | {"model_type", "use_sliding_window", "max_window_layers", "qk_rope_head_dim", "attn_layer_offset",
                        "no_rope_layers", "mamba_d_state", "mamba_expand", "multi_query", "text_config", "kv_slots",
                        "num_nextn_predict_layers", "mamba_ssm_dtype", "is_encoder_decoder", "lru_width"})
+real = [json.loads(json.dumps(kinds[name][at])) for kinds, at in ((KINDS, 1), (BY_HAND, 0)) for name in kinds]
+
+
+def holds(spec):
+    """What is true of every model: whole layers of known kinds, and bytes that a plain formula gives too."""
+    assert 1 <= spec.num_layers <= 1_000 and all(layer.count >= 1 for layer in spec.layers)
+    total = 0
+    for layer in spec.layers:
+        if layer.kind == "linear":
+            assert layer.num_kv_heads == 0 and layer.state_bytes >= 0
+            continue
+        assert layer.num_q_heads >= layer.num_kv_heads >= 1 and layer.head_dim >= 1
+        width = layer.head_dim + (0 if layer.kind == "mla" else layer.v_head_dim or layer.head_dim)
+        tokens = 100 if layer.window is None else min(100, layer.window)
+        tokens = (99 % layer.window) + 1 if layer.kind == "chunked" else tokens
+        total += layer.count * tokens * layer.num_kv_heads * width * 2
+    assert size(spec, 100).kv_bytes == total
+    assert total > 0 or all(layer.kind == "linear" for layer in spec.layers) and spec.attention_type in (
+        "no attention", "recurrent state") or spec.approximate
+
+
+def judge(config):
+    try:
+        spec = spec_of(config, "it")
+    except ValueError as error:
+        assert str(error).startswith("it: ") and str(error).isprintable()
+    else:
+        holds(spec)
+
+
+@given(st.sampled_from(real), st.data())
+def test_a_real_config_with_a_key_or_two_changed_gives_a_model_or_a_sentence(config, data):
+    inside = next((key for key in ("text_config", "language_config") if key in config), None)
+    inner = dict(config[inside] if inside else config)
+    for key in data.draw(st.lists(st.sampled_from(sorted(inner)), min_size=1, max_size=2)):
+        inner[key] = data.draw(values)
+    judge({**config, inside: inner} if inside else inner)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1, 2, None, True, [], "", 10**12, [0], {}])
+def test_every_key_of_every_kind_with_a_wrong_value_gives_a_model_or_a_sentence(value):
+    for config in real:
+        inside = next((key for key in ("text_config", "language_config") if key in config), None)
+        inner = config[inside] if inside else config
+        for key in inner:
+            judge({**config, inside: {**inner, key: value}} if inside else {**inner, key: value})
 
 
 @given(st.dictionaries(st.sampled_from(known), values, max_size=6), st.sets(st.sampled_from(sorted(PLAIN)), max_size=2))
 def test_any_values_give_a_model_or_a_sentence(change, gone):
-    config = {**{key: value for key, value in PLAIN.items() if key not in gone}, **change}
-    try:
-        spec = spec_of(config, "it")
-    except ValueError as error:
-        assert str(error).startswith("it: ") and "\n" not in str(error)
-    else:
-        assert 1 <= spec.num_layers <= 20_000 and size(spec, 100).kv_bytes >= 0
+    judge({**{key: value for key, value in PLAIN.items() if key not in gone}, **change})
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.sampled_from([1, 2, 4, 8]), st.sampled_from([32, 64, 256]))

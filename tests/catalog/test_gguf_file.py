@@ -9,7 +9,7 @@ import pytest
 
 from kvlab.catalog.gguf_file import read_gguf
 from kvlab.catalog.models import model
-from kvlab.kv.sizing import kv_bytes, weight_bytes
+from kvlab.kv.sizing import crossover_tokens, kv_bytes, weight_bytes
 from kvlab.shapes import LayerSpec
 
 gguf = pytest.importorskip("gguf", reason="the package gguf (extra `models`) is not installed")
@@ -106,7 +106,7 @@ def test_metadata_of_other_kinds(tmp_path, architecture, keys, expected):
     (dict(ssm__inner_size=512, ssm__state_size=16), "nothing says which layers are recurrent"),
     (dict(attention__window_memory=7), "attention_window_memory, which may change what layers cache"),
     (dict(attention__head_count_kv=[2, 2]), "2 entries for 4 layers"),
-    (dict(block_count=20_000), "whole number of 1 to 10,000"),
+    (dict(block_count=20_000), "whole number of 1 to 1,000"),
 ])
 def test_metadata_that_is_not_known_is_refused(tmp_path, keys, message):
     with pytest.raises(ValueError, match=message):
@@ -171,3 +171,57 @@ def test_without_the_package_the_sentence_names_the_extra(tmp_path):
               f"try: read_gguf(Path({str(write(tmp_path / 'a.gguf'))!r}))\nexcept ValueError as error: print(error)")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "pip install 'kvlab[models]'" in done.stdout
+
+
+def test_a_file_without_tensors_has_unknown_weights_not_none(tmp_path):
+    path = tmp_path / "a.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in dict(block_count=4, embedding_length=128).items():
+        writer.add_uint32(f"llama.{key}", value)
+    writer.add_head_count(8)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    spec = read_gguf(path)
+    assert (spec.params, spec.weight_bytes, weight_bytes(spec), crossover_tokens(spec)) == (None,) * 4
+    assert "parameters and weights unknown: the file has no tensors" in spec.assumed
+
+
+def test_heads_of_0_are_no_heads_where_nothing_attends(tmp_path):
+    """What llama.cpp's converter writes for Mamba."""
+    spec = read_gguf(write(tmp_path / "a.gguf", "mamba", attention__head_count=0, attention__head_count_kv=None,
+                           ssm__inner_size=256, ssm__state_size=16))
+    assert spec.layers == (LayerSpec("linear", 4, state_bytes=256 * 16 * 4),)
+    with pytest.raises(ValueError, match="number of query heads is missing"):
+        read_gguf(write(tmp_path / "b.gguf", attention__head_count=0, attention__head_count_kv=0))
+
+
+@pytest.mark.parametrize("count, message", [(2**60, "ends before"), (2**27, "more text than any model's file"),
+                                            (10**7, "more text than any model's file")])
+def test_a_sparse_file_of_2_gb_with_a_long_array_is_not_walked(tmp_path, count, message):
+    path = tmp_path / "a.gguf"
+    with path.open("wb") as file:
+        file.write(HEADER + struct.pack("<QQ", 0, 1) + text(b"k") + struct.pack("<IIQ", 9, 8, count))
+        file.truncate(2**31)
+    with pytest.raises(ValueError, match=message):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize("field", [struct.pack("<Q", 2**30), text(b"k") + struct.pack("<IQ", 8, 2**30)],
+                         ids=["key", "value"])
+def test_a_text_of_a_gigabyte_is_not_decoded(tmp_path, field):
+    path = tmp_path / "a.gguf"
+    with path.open("wb") as file:
+        file.write(HEADER + struct.pack("<QQ", 0, 1) + field)
+        file.truncate(2**31)
+    with pytest.raises(ValueError, match="more text than any model's file"):
+        read_gguf(path)
+
+
+def test_thousands_of_short_arrays_are_not_taken_apart(tmp_path):
+    path = tmp_path / "a.gguf"
+    array = struct.pack("<IIQ", 9, 0, 10_000) + bytes(10_000)
+    path.write_bytes(HEADER + struct.pack("<QQ", 0, 2_000) + b"".join(text(b"%d" % n) + array for n in range(2_000)))
+    with pytest.raises(ValueError, match="more text than any model's file"):
+        read_gguf(path)

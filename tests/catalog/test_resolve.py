@@ -50,13 +50,22 @@ def test_weights_beside_the_config_are_counted(folder):
         assert (spec.params, spec.weight_bytes, spec.num_layers) == (30, 120, 4) and "weights" in spec.source
 
 
-def test_a_shard_stands_for_all_shards(folder):
-    path = add_weights(folder, "model-00001-of-00002.safetensors")
-    add_weights(folder, "model-00002-of-00002.safetensors")
+@pytest.mark.parametrize("name", ["model-0000{}-of-00002.safetensors", "model-0000{}-of-000002.safetensors"])
+def test_a_shard_stands_for_all_shards(folder, name):
+    """Also one of DeepSeek's, whose second number has six digits."""
+    path = add_weights(folder, name.format(1))
+    add_weights(folder, name.format(2))
     with pytest.raises(ValueError, match="index.json cannot be read"):
         model(str(path))
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": path.name}}))
     assert model(str(path)).params == 30
+
+
+def test_weights_without_tensors_are_unknown(folder):
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    for given in (folder, folder / "model.safetensors"):
+        spec = model(str(given))
+        assert (spec.params, spec.weight_bytes) == (None, None) and "holds no tensors" in spec.assumed[-1]
 
 
 def test_weights_that_are_not_all_there_are_said_and_left_out(folder):
@@ -236,7 +245,21 @@ def test_the_command_takes_a_config_and_names_what_it_assumed(folder):
     code, out, _ = kvlab_size(folder, "--kv-len", 17, "--json")
     found = json.loads(out)
     assert found["kv_bytes"] == 17 * 4 * 2 * 8 * 64 * 2 and found["engine_bytes"] == 32 * 4 * 2 * 8 * 64 * 2
+    assert found["max_batched_tokens"] == 8192 and found["growth_note"] == ""
     assert found["weights_are"] == "16 bit" and found["approximate"] == "" and len(found["assumed"]) == 2
+
+
+def test_the_command_shows_what_a_file_says_escaped(folder):
+    strange = folder / "red\x1b[31m\u202e"
+    strange.mkdir()
+    config = CONFIG | {"model_type": "new\x1b]0;title\x07\u202e"}
+    (strange / "config.json").write_text(json.dumps(config))
+    code, out, err = kvlab_size(strange, "--kv-len", 5000)
+    assert code == 0 and "\\x1b[31m" in out and "model_type new\\x1b]0;title" in out and "\\x1b[31m" in err
+    assert all(line.isprintable() for line in (out + err).splitlines())
+    (strange / "config.json").write_text(json.dumps(config | {"kv_\x1b[2J": 1}))
+    code, out, err = kvlab_size(strange, "--kv-len", 10)
+    assert code == 2 and "kv_\\x1b[2J" in err and err.strip().isprintable()
 
 
 def test_the_command_refuses_in_one_sentence_with_code_2(folder):
@@ -254,3 +277,19 @@ def test_a_local_config_is_sized_without_torch_pandas_or_the_hub(folder):
 
 def test_resolving_is_one_door_for_all():
     assert kvlab.model is resolve.model
+
+
+def test_missing_shards_leave_the_bytes_that_their_index_states(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(dict(
+        model_type="llama", hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, vocab_size=100)))
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"x")
+    alone = model(str(tmp_path))
+    assert alone.weight_bytes is None and "an index of shards is missing" in alone.assumed[-1]
+    index = {"metadata": {"total_size": 16_060_522_496}, "weight_map": {"a": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = model(str(tmp_path))
+    assert found.weight_bytes == 16_060_522_496 and found.params is None
+    assert "the index of shards states" in found.assumed[-1]
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({**index, "metadata": {"total_size": True}}))
+    assert model(str(tmp_path)).weight_bytes is None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.catalog._files import CONFIG_LIMIT
+from kvlab.catalog._files import CONFIG_LIMIT, INDEX_LIMIT
 from kvlab.catalog.safetensors_file import INDEX, has_weights, read_weights
 
 
@@ -109,6 +109,26 @@ def test_any_bytes_are_refused_or_counted(tmp_path_factory, data, length):
     path = tmp_path_factory.getbasetemp() / "any.safetensors"
     path.write_bytes(struct.pack("<Q", length) + data)
     try:
-        assert read_weights(path).nbytes <= len(data) <= CONFIG_LIMIT
+        assert (read_weights(path).nbytes or 0) <= len(data) <= CONFIG_LIMIT
     except ValueError as error:
         assert str(path) in str(error)
+
+
+def test_an_index_may_be_larger_than_a_config(tmp_path):
+    """DeepSeek-V3's index of 91,991 tensors has 9 MB."""
+    weights = {f"model.layers.{n}.mlp.experts.{n}.down_proj.weight_scale_inv": "a-00001-of-000001.safetensors"
+               for n in range(60_000)}
+    header = json.dumps({"a": dict(dtype="F16", shape=[2], data_offsets=[0, 4])}).encode()
+    (tmp_path / "a-00001-of-000001.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weights}))
+    assert index.stat().st_size > CONFIG_LIMIT and read_weights(index).params == 2
+    with index.open("ab") as file:
+        file.truncate(INDEX_LIMIT + 1)
+    with pytest.raises(ValueError, match="larger than the 67,108,864 bytes"):
+        read_weights(index)
+
+
+def test_a_file_without_tensors_has_unknown_weights(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    assert read_weights(tmp_path) == (None, None)

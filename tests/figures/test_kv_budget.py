@@ -113,7 +113,7 @@ def test_a_model_of_every_attention_type_is_budgeted(name):
 
 
 @pytest.mark.parametrize("wrong, error, said", [
-    (dict(gpus=()), ValueError, "no GPU is chosen"), (dict(gpus=("H300",)), KeyError, "no accelerator named 'H300'"),
+    (dict(gpus=()), ValueError, "no GPU is chosen"), (dict(gpus=("H300",)), KeyError, "no gpu named 'H300'"),
     (dict(weight_bits=4), ValueError, "allowed: 8, 16"), (dict(reserve=1.5), ValueError, "between 0 and 0.9"),
     (dict(reserve=float("nan")), ValueError, "between 0 and 0.9")])
 def test_a_wrong_choice_is_refused_when_it_is_made(wrong, error, said):

@@ -17,7 +17,6 @@ from kvlab.kv.sizing import (
     layer_bytes,
     size,
     state_bytes,
-    tp_replication,
     weight_bytes,
 )
 from kvlab.shapes import LayerSpec, ModelSpec
@@ -89,11 +88,10 @@ def test_the_formula_is_far_off_for_34_of_86_configs():
 
 
 @pytest.mark.parametrize("num_kv_heads, copies", [(8, [1, 1, 1, 1, 2, 4]), (1, [1, 2, 4, 8, 16, 32])])
-def test_tp_replication(num_kv_heads, copies):
+def test_heads_are_copied_over_more_ranks_than_there_are(num_kv_heads, copies):
     spec = replace(QWEN, layers=(replace(QWEN.layers[0], num_kv_heads=num_kv_heads),))
     whole = kv_bytes(spec, 4096, "bf16")
     for tp, expected in zip((1, 2, 4, 8, 16, 32), copies, strict=True):
-        assert tp_replication(num_kv_heads, tp) == expected
         assert tp * kv_bytes(spec, 4096, "bf16", tp) == expected * whole
 
 
@@ -150,9 +148,25 @@ def test_marginal_token_past_the_window_is_free():
     assert kv_bytes_per_token(mistral, 4097, "bf16") == 0
 
 
-def test_marginal_token_pays_for_the_scale_group_it_opens():
+def test_growth_is_the_average_over_the_cycle_of_scales_and_tails():
     spec = ModelSpec("toy", (layer(heads=(2, 1), width=(64, None)),), 2, 1, 64)
-    assert [kv_bytes_per_token(spec, n, "int8/block16") for n in (1, 2, 16, 17)] == [136, 128, 128, 136]
+    # 64 codes of K and of V, and a scale of 4 bytes each that 16 tokens share
+    assert {kv_bytes_per_token(spec, n, "int8/block16") for n in (1, 2, 16, 17)} == {128 + 8 / 16}
+    # KIVI: what stays is 2 bits an element, and an fp16 scale and zero per 32 of them; the tail has no part in it
+    stays = 2 * (64 * 2 / 8 + 2 * 4)
+    assert {kv_bytes_per_token(spec, n, "kivi2/g32/r128") for n in (128, 129, 255, 256, 1000)} == {stays}
+
+
+@pytest.mark.parametrize("fmt, ends", [("bf16", 1), ("int8/block16", 16), ("kivi2/g32/r128", 128)])
+def test_growth_is_what_a_long_sequence_gains(fmt, ends):
+    """Over one chunk, window or turn of the tail the cache grows by growth × tokens, and its note says so."""
+    for name in ("Qwen/Qwen2-72B", "meta-llama/Llama-4-Scout-17B-16E-Instruct", "google/gemma-3-27b-it"):
+        spec, kv_len = model(name), 9000
+        gained = kv_bytes(spec, kv_len + 8192, fmt) - kv_bytes(spec, kv_len, fmt)
+        assert kv_bytes_per_token(spec, kv_len, fmt) * 8192 == gained
+        note = size(spec, kv_len, kv_format=fmt).growth_note
+        assert (f"average over {ends} tokens" in note) == (ends > 1)
+        assert ("window or first chunk is full" in note) == (name != "Qwen/Qwen2-72B")
 
 
 def test_crossover_is_none_where_it_is_unknown_or_never_comes():
@@ -217,7 +231,8 @@ def test_size_says_what_was_assumed_and_what_an_engine_adds():
     assert sized.assumed == ("head_dim = 128",) and sized.approximate == "a model of it"
     assert sized.engine_bytes == 3 * 32 * 327_680 and sized.engine_note == "at most, in blocks of 16 tokens"
     assert size(spec, 17, kv_format="int8/block24").engine_note == "at most, in blocks of 48 tokens"
-    assert "8,192 batched tokens in flight" in size(model("mistralai/Mistral-7B-v0.1"), 17).engine_note
+    windowed = size(model("mistralai/Mistral-7B-v0.1"), 17)
+    assert "8,192 batched tokens in flight" in windowed.engine_note and windowed.max_batched_tokens == 8192
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------
@@ -295,7 +310,7 @@ def test_gqa_is_mha_divided_by_the_group_ratio(kv_len, fmt, ratio, width):
 def test_ranks_together_hold_every_copy(kv_len, fmt, tp, num_kv_heads):
     group = layer(heads=(64, num_kv_heads))
     whole, rank = layer_bytes(group, kv_len, fmt), layer_bytes(group, kv_len, fmt, tp)
-    assert rank * tp == whole * tp_replication(num_kv_heads, tp) >= whole
+    assert rank * tp == whole * max(1, tp // num_kv_heads)
 
 
 @given(lengths, formats, st.sampled_from([16, 32, 128]), st.sampled_from(["full", "sliding", "chunked"]))
@@ -305,10 +320,11 @@ def test_whole_blocks_cost_less_than_two_blocks_more(kv_len, fmt, block_size, ki
     assert own <= allocated < own + 2 * layer_bytes(layer(), block_size, fmt)
 
 
-@given(st.sampled_from(list(models().values())), st.integers(2, 5000), formats)
-def test_marginal_bytes_add_up_where_nothing_is_dropped(spec, kv_len, fmt):
-    spec = replace(spec, layers=tuple(g for g in spec.layers if g.window is None or kv_len <= g.window) or QWEN.layers)
-    assert kv_bytes(spec, kv_len, fmt) - kv_bytes(spec, kv_len - 1, fmt) == kv_bytes_per_token(spec, kv_len, fmt)
+@given(st.sampled_from(list(models().values())), lengths, st.sampled_from([*FORMATS, "kivi4/g32/r64", "q8_0"]))
+def test_growth_adds_up_over_a_cycle_and_is_never_negative(spec, kv_len, fmt):
+    spec = replace(spec, layers=tuple(g for g in spec.layers if g.window is None) or QWEN.layers)
+    growth = kv_bytes_per_token(spec, kv_len, fmt)
+    assert growth * 64 == kv_bytes(spec, kv_len + 64, fmt) - kv_bytes(spec, kv_len, fmt) and growth >= 0
 
 
 @given(st.sampled_from(list(models().values())), lengths, formats)

@@ -18,7 +18,7 @@ from kvlab.probes.kernel_error import KernelError
 from kvlab.probes.timer import Timer
 from kvlab.probes.torch_profile import CLASSES, TorchProfile
 from kvlab.record._operators import moved
-from kvlab.record.reading import Reading, table
+from kvlab.record.reading import table
 from kvlab.record.trace import read_trace, trace_of
 from kvlab.record.trace_summary import NO_OPERATOR, summary
 from kvlab.studies import _run
@@ -110,11 +110,12 @@ def test_what_a_profiler_writes_of_paths_and_names_is_cut():
                                                  "Concrete Inputs": ["", "x", "a/b"]}
 
 
-def test_without_a_folder_there_are_readings_and_no_trace_and_without_a_timer_no_overhead():
+def test_without_a_folder_there_are_readings_and_no_trace_and_the_overhead_needs_no_timer():
     rows = measure(compare("naive"), PROFILE)
     assert {r["artifact"] for r in rows} == {""}
     (row,) = of(rows, "profiler_overhead")
-    assert row["kind"] == "missing" and "add the probe timer" in row["note"]
+    assert row["kind"] == "measured" and row["low"] <= row["value"] <= row["high"]
+    assert row["denominator"] == "wall time of the same calls without the profiler"
 
 
 def test_a_variant_that_breaks_under_the_profiler_costs_its_own_rows():
@@ -142,9 +143,8 @@ def readings(events, device="cpu"):
     """The probe's readings of a trace made by hand, by metric."""
     variant = SimpleNamespace(load=lambda: SimpleNamespace(cost=lambda trial: SimpleNamespace(executed_flops=1)))
     one = SimpleNamespace(device=device, variant=variant)
-    bench = SimpleNamespace(reading=lambda trial, metric: Reading("latency_s", 50e-6, "s", "measured"))
     found = summary(trace_of({"traceEvents": [x("kvlab:call naive", 0, 100, cat="user_annotation"), *events]}))
-    read = {reading.metric: reading for _, reading in TorchProfile()._readings(bench, one, found, "", "")}
+    read = {reading.metric: reading for _, reading in TorchProfile()._readings(one, found, [50e-6], "", "")}
     assert set(read) == set(TorchProfile.metrics)
     return read
 
@@ -219,10 +219,8 @@ def test_modelled_output_is_what_torch_returns(tmp_path, name, call):
 
 def test_a_call_without_operators_of_torch_is_missing_with_the_reason():
     found = summary(trace_of({"traceEvents": [x("kvlab:call naive", 0, 100, cat="user_annotation")]}))
-    comparison = compare("naive")
-    bench = kvlab.probes._base.Bench(comparison, list(comparison.trials), {})
-    bench.readings.append((comparison.trials[0], Reading("latency_s", 50e-6, "s", "measured")))
-    readings = {r.metric: r for _, r in TorchProfile()._readings(bench, comparison.trials[0], found, "", "")}
+    (one,) = compare("naive").trials
+    readings = {r.metric: r for _, r in TorchProfile()._readings(one, found, [40e-6, 50e-6, 60e-6], "", "")}
     assert set(readings) == set(TorchProfile.metrics)
     assert readings["largest_operator_share"].kind == "missing" and "no operator" in readings["operator_bytes"].note
     assert readings["profiler_overhead"].value == pytest.approx(2)

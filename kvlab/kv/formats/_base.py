@@ -190,10 +190,10 @@ class KVFormat:
         return shape.num_kv_heads * total
 
 
-def encode_side(codec: Codec, x_KSD: Tensor, start: int = 0) -> tuple[Tensor, ...]:
-    """Tokens of one side, from token `start` of the sequence on: the codec's arrays, and the tail if it keeps one."""
+def encode_side(codec: Codec, x_KSD: Tensor) -> tuple[Tensor, ...]:
+    """Tokens of one side, from the start or from where a sequence is settled: arrays, and the tail if it keeps one."""
     import torch
-    settled = codec.settled(start + x_KSD.shape[1]) - start
+    settled = codec.settled(x_KSD.shape[1])
     arrays = codec.encode(x_KSD[:, :settled])
     if not codec.residual:
         return arrays
