@@ -62,7 +62,8 @@ def ideal_traffic(workload: Workload, fmt: KVFormat, itemsize: int) -> Cost:
     s = workload.shape
     tokens = sum(workload.q_lens)
     # only whole groups are shared: one that holds a sequence's own tokens has its own scale, and so its own codes
-    prefix = 0 if fmt.residual else workload.shared_prefix - workload.shared_prefix % fmt.token_group(s)
+    tails = any(codec.residual for codec, _ in fmt.sides(s))        # of each sequence its own: nothing is shared
+    prefix = 0 if tails else workload.shared_prefix - workload.shared_prefix % fmt.token_group(s)
     firsts = [workload.first_visible(b) for b in range(workload.batch_size)]
     kv = sum(fmt.nbytes(n, s, first=min(n, max(first, prefix))) for n, first in zip(workload.kv_lens, firsts))
     if prefix > min(firsts):

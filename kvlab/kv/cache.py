@@ -48,7 +48,7 @@ class Layout:
         if self.block_size is None:
             return None
         group = fmt.token_group(workload.shape)
-        if self.share_prefix and fmt.residual:
+        if self.share_prefix and any(codec.residual for codec, _ in fmt.sides(workload.shape)):
             return f"{fmt.name} keeps each sequence's newest tokens apart; kvlab shares no prefix of such a cache"
         if self.block_size % group:
             return (f"block_size={self.block_size} is not a multiple of {fmt.name}'s token group ({group}); "

@@ -50,9 +50,10 @@ def stored_bytes(workload, fmt):
     residual does not divide, of V the newest) is fp16, and each sequence of such a cache has everything to itself.
     """
     group, rows, shape = fmt.token_group(workload.shape), {}, workload.shape
+    tails = any(codec.residual for codec, _ in fmt.sides(shape))
     for b, _, token in seen(workload):
         n = workload.kv_lens[b]
-        shared = not fmt.residual and token // group * group + group <= workload.shared_prefix
+        shared = not tails and token // group * group + group <= workload.shared_prefix
         for side, (codec, width) in zip("kv", fmt.sides(shape), strict=not shape.v_in_k):
             in_fp16 = codec.residual and (n % codec.residual if side == "k" else codec.residual)
             if token >= n - in_fp16:
