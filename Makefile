@@ -16,8 +16,8 @@ venv:  ## create or refresh .venv, with .venv/bin/kvlab
 study: venv  ## the memory wall on this machine: a table, figures, findings in words
 	.venv/bin/kvlab run memory_wall --size small
 
-test: lint  ## lint and tests, with coverage
-	.venv/bin/python -m pytest --cov=kvlab --cov-report=term-missing:skip-covered
+test: lint  ## lint and tests, in two processes, with coverage
+	.venv/bin/python -m pytest -n 2 --dist loadfile --cov=kvlab --cov-report=term-missing:skip-covered
 
 lint: venv  ## ruff
 	.venv/bin/ruff check
