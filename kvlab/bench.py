@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import random
 import subprocess
 import sys
@@ -279,21 +278,29 @@ def _many_readings(path: Path) -> None:
             writer.write_table(pyarrow.Table.from_pandas(part, plan, preserve_index=False))
 
 
+# a child's peak counts what its parent held when it was started, so a small process starts the command and waits for it
+_WATCH = """import os, subprocess, sys, time
+began = time.perf_counter()
+child = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, used = os.wait4(child.pid, 0)
+print(status, time.perf_counter() - began, used.ru_maxrss * (1 if sys.platform == 'darwin' else 1024))"""
+
+
 def _export(to: str, unit: str) -> tuple[float, float, float]:
     """Wall seconds of the command, or the most memory that it held."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         many = Path(folder) / "many.parquet"
         _many_readings(many)
+        command = [sys.executable, "-m", "kvlab", "export", str(many), "--format", to, "--out",
+                   str(Path(folder) / f"out.{to}")]
         for _ in range(3):
-            began = time.perf_counter()
-            child = subprocess.Popen([sys.executable, "-m", "kvlab", "export", str(many), "--format", to, "--out",
-                                      str(Path(folder) / f"out.{to}")], stdout=subprocess.DEVNULL)
-            _, status, used = os.wait4(child.pid, 0)
-            if status:
-                raise RuntimeError(f"the command ended with status {status}")
-            found.append(time.perf_counter() - began if unit == "s" else
-                         used.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+            told = subprocess.run([sys.executable, "-c", _WATCH, *command], check=True, capture_output=True,
+                                  text=True)
+            status, seconds, peak = told.stdout.split()
+            if status != "0":
+                raise RuntimeError(f"the command ended with status {status}: {told.stderr.strip()[-200:]}")
+            found.append(float(seconds if unit == "s" else peak))
     return _interval(found)
 
 
