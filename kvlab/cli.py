@@ -174,6 +174,7 @@ def run(study: Annotated[str, typer.Argument(help="A name from `kvlab ls studies
                                                             "in a pass of its own.")] = False) -> int:
     """Run a study; prints its findings, draws its figures, and ends with the run directory."""
     from kvlab.record.store import find_run
+    from kvlab.show import print_failures, print_findings
     from kvlab.studies._run import run as run_study
     from kvlab.studies._run import studies
     chosen = None if variants is None else [name.strip() for name in variants.split(",") if name.strip()]
@@ -188,29 +189,12 @@ def run(study: Annotated[str, typer.Argument(help="A name from `kvlab ls studies
                   f"kvlab run {study} --resume {begun[0].path}", file=sys.stderr)
         raise
     table = store.table()
-    _say_findings(getattr(studies[study], "findings", lambda table: [])(table))
-    _say_failures(table)
+    print_findings(getattr(studies[study], "findings", lambda table: [])(table))
+    print_failures(table)
     _draw_all(study, store.path)
     print(f"\nNext: kvlab report {store.path}")
     print(store.path)
     return _exit_code(table[["status"]].to_dict("records"))
-
-
-def _say_findings(found) -> None:
-    """One mark per finding; what else was found of the same kind (name before the colon) stands below it."""
-    said = None
-    for finding in found:
-        kind = finding.name.partition(":")[0]
-        print("  " if kind == said else "- ", finding.sentence, sep="")
-        said = kind
-
-
-def _say_failures(table) -> None:
-    bad = table[table["status"].isin(["failed", "oom"])]
-    for variant, rows in bad.groupby("variant", sort=False):
-        cases = rows["case_id"].nunique()
-        print(f"! {variant or 'case'}: {rows['error'].iloc[0]} ({cases} case{'s' if cases > 1 else ''})",
-              file=sys.stderr)
 
 
 def _draw_all(study: str, path: Path) -> None:

@@ -183,3 +183,21 @@ def _dict(value) -> dict:
 def _text(value) -> str:
     """Text as it may be shown; what is no text (a trace may say anything of itself) is none."""
     return printable(value) if isinstance(value, str) else ""
+
+
+def print_findings(found) -> None:
+    """One mark per finding; what else was found of the same kind (name before the colon) stands below it."""
+    said = None
+    for finding in found:
+        kind = finding.name.partition(":")[0]
+        print("  " if kind == said else "- ", finding.sentence, sep="")
+        said = kind
+
+
+def print_failures(table) -> None:
+    """Each variant that failed, with its first error, on stderr."""
+    bad = table[table["status"].isin(["failed", "oom"])]
+    for variant, rows in bad.groupby("variant", sort=False):
+        cases = rows["case_id"].nunique()
+        print(f"! {printable(variant or 'case')}: {printable(rows['error'].iloc[0])} "
+              f"({cases} case{'s' if cases > 1 else ''})", file=sys.stderr)

@@ -6,6 +6,7 @@ import pytest
 
 from kvlab import bench
 from kvlab.bench import Gate
+from kvlab.bench_inputs import OPERATORS, events
 from kvlab.record.trace import trace_of
 from kvlab.record.trace_summary import summary
 
@@ -45,14 +46,14 @@ def test_the_table_is_written_and_the_exit_code_says_whether_all_are_met(tmp_pat
 
 
 def test_the_trace_of_the_gate_is_one_that_torch_could_have_written():
-    events = list(islice(bench._events(), 490))
-    found = summary(trace_of({"traceEvents": events}))
+    made = list(islice(events(), 490))
+    found = summary(trace_of({"traceEvents": made}))
     assert found.calls == 10 and found.problems == () and found.not_counted == {}
-    kernels = [event for event in events if event.get("cat") == "kernel"]
+    kernels = [event for event in made if event.get("cat") == "kernel"]
     assert sum(row["count"] for row in found.kernels) == len(kernels) == 60
-    assert {row["operator"] for row in found.kernels} == {f"aten::{inner}" for _, inner, _ in bench._OPERATORS}
-    shapes = {str(event["args"]["Input Dims"]) for event in events if event.get("cat") == "cpu_op"}
-    assert len(shapes) == 6 * 10 and json.loads(json.dumps(events)) == events
+    assert {row["operator"] for row in found.kernels} == {f"aten::{inner}" for _, inner, _ in OPERATORS}
+    shapes = {str(event["args"]["Input Dims"]) for event in made if event.get("cat") == "cpu_op"}
+    assert len(shapes) == 6 * 10 and json.loads(json.dumps(made)) == made
 
 
 def test_every_gate_measures_an_interval_around_its_value(monkeypatch):

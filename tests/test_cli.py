@@ -220,10 +220,10 @@ def test_check_gives_up_after_three_deaths_of_its_process(tmp_path):
 def test_a_failing_variant_is_one_line_whatever_its_errors(capsys):
     import pandas as pd
 
-    from kvlab.cli import _say_failures
+    from kvlab.show import print_failures
     rows = [("mine", "c1", "failed", "first"), ("mine", "c2", "oom", "second"), ("mine", "c2", "failed", "first"),
             ("sdpa", "c1", "failed", "other"), ("naive", "c1", "ok", ""), ("", "c3", "failed", "all of it")]
-    _say_failures(pd.DataFrame(rows, columns=["variant", "case_id", "status", "error"]))
+    print_failures(pd.DataFrame(rows, columns=["variant", "case_id", "status", "error"]))
     assert capsys.readouterr().err.splitlines() == ["! mine: first (2 cases)", "! sdpa: other (1 case)",
                                                     "! case: all of it (1 case)"]
 

@@ -16,7 +16,7 @@ gguf = pytest.importorskip("gguf", reason="the package gguf (extra `models`) is 
 np = pytest.importorskip("numpy")
 
 
-def write(path, architecture="llama", tokens=1000, tensors=None, **keys):
+def write(path, architecture="llama", tokens=1000, tensors=None, split=None, **keys):
     """A small GGUF file; keys are {architecture}.key with dots as __, arrays as lists."""
     writer = gguf.GGUFWriter(path, architecture)
     base = dict(block_count=4, context_length=2048, embedding_length=128, attention__head_count=8,
@@ -29,7 +29,11 @@ def write(path, architecture="llama", tokens=1000, tensors=None, **keys):
             writer.add_uint32(name, value)
     writer.add_token_list([f"token {n}" for n in range(tokens)])
     writer.add_token_scores([0.0] * tokens)
-    for name, array in (tensors or {"a.weight": np.zeros((4, 32), np.float16), "b": np.zeros(5, np.float32)}).items():
+    if split:
+        writer.add_uint16("split.count", split)
+    if tensors is None:
+        tensors = {"a.weight": np.zeros((4, 32), np.float16), "b": np.zeros(5, np.float32)}
+    for name, array in tensors.items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -114,18 +118,7 @@ def test_metadata_that_is_not_known_is_refused(tmp_path, keys, message):
 
 
 def test_one_of_several_files_does_not_count_the_parameters(tmp_path):
-    path = tmp_path / "a.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in dict(block_count=4, embedding_length=128).items():
-        writer.add_uint32(f"llama.{key}", value)
-    writer.add_head_count(8)
-    writer.add_uint16("split.count", 3)
-    writer.add_tensor("a", np.zeros(8, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    spec = read_gguf(path)
+    spec = read_gguf(write(tmp_path / "a.gguf", split=3))
     assert spec.params is None and spec.weight_bytes is None
     assert "parameters unknown: the file is one of 3" in spec.assumed
 
@@ -174,16 +167,7 @@ def test_without_the_package_the_sentence_names_the_extra(tmp_path):
 
 
 def test_a_file_without_tensors_has_unknown_weights_not_none(tmp_path):
-    path = tmp_path / "a.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in dict(block_count=4, embedding_length=128).items():
-        writer.add_uint32(f"llama.{key}", value)
-    writer.add_head_count(8)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    spec = read_gguf(path)
+    spec = read_gguf(write(tmp_path / "a.gguf", tensors={}))
     assert (spec.params, spec.weight_bytes, weight_bytes(spec), crossover_tokens(spec)) == (None,) * 4
     assert "parameters and weights unknown: the file has no tensors" in spec.assumed
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,7 +34,7 @@ class Component(NamedTuple):
         return 0 if first >= kv_len else -(-kv_len // self.tokens) - first // self.tokens
 
 
-class Codec:
+class Codec(ABC):
     """How one of K, V is turned into stored arrays. Codecs are frozen dataclasses: one file per family.
 
     name, about: of the codec; about is one line for `kvlab ls formats`. static: scales that a calibration pass must
@@ -46,16 +47,17 @@ class Codec:
     sizes_only = False
     residual = 0
 
+    @abstractmethod
     def components(self, head_dim: int) -> tuple[Component, ...]:
-        raise NotImplementedError
+        """The stored arrays for that width."""
 
+    @abstractmethod
     def encode(self, x_KSD: Tensor) -> tuple[Tensor, ...]:
         """Arrays [K, rows, width] in the order of the components."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, arrays: tuple[Tensor, ...], kv_len: int, dtype) -> Tensor:
         """x_KSW; leading axes are free, and what lies beyond head_dim is cut off by the caller."""
-        raise NotImplementedError
 
     def calibrate(self, x_KSD: Tensor) -> Codec:
         """The codec with the static scales of these tokens; itself where it has none."""

@@ -33,6 +33,11 @@ class Sized(Codec):
                              "multiple of that")
         return (Component("blocks", 1, head_dim // self.elements * self.block_bytes, 1, "uint8"),)
 
+    def encode(self, *what):
+        raise ValueError(f"kvlab knows how large {self.name} is and does not compute with it; see kvlab ls formats")
+
+    decode = encode
+
 
 def kv_format(name: str) -> KVFormat | None:
     if name not in _BLOCKS:
