@@ -327,7 +327,7 @@ def _crossover(table) -> list[Finding]:
         return [Finding("crossover", f"{size}; the cache stops growing before it reaches them.", None, "count", None,
                         None, "missing")]
     context = catalogued(kv["model"]).context
-    contexts = f", {crossover['value'] / context:.0f} full contexts of {context:,}" if context else ""
+    contexts = f", {crossover['value'] / context:.3g} full contexts of {context:,}" if context else ""
     return [Finding("crossover", f"{size}: KV outgrows them beyond {crossover['value']:,.0f} cached tokens{contexts}. "
                     "The article's “KV far exceeds the weights” needs more than that.", crossover["value"], "count",
                     None, None, "modelled")]
