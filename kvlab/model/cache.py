@@ -1,0 +1,263 @@
+"""The KV cache of a whole decoder: one kv.cache.KVCache per layer, block tables for its sequences, one Variant to read.
+
+Legend: T = query token, S = kv token, Q = query head, K = kv head, D = head_dim, E = v_head_dim, R = residual.
+"""
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvlab.attention import Inputs, VariantRef, trial
+from kvlab.kv.block_pool import BlockPool, OutOfBlocks
+from kvlab.kv.cache import KVCache, Layout
+from kvlab.kv.formats import KVFormat, kv_format
+from kvlab.shapes import AttentionShape, Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def formats_of(given, num_layers: int) -> tuple[KVFormat, ...]:
+    """One format per layer from a name, a KVFormat, or a sequence of either."""
+    if isinstance(given, str | KVFormat):
+        given = [given] * num_layers
+    formats = tuple(kv_format(one) if isinstance(one, str) else one for one in given)
+    if len(formats) != num_layers:
+        raise ValueError(f"{len(formats)} KV formats for {num_layers} layers; give one for all, or one per layer")
+    if uncalibrated := [fmt.name for fmt in formats if fmt.static]:
+        raise ValueError(f"{uncalibrated[0]} has static scales: find them first, formats = calibrated(decoder, "
+                         f"{uncalibrated[0]!r}, token ids of another text)")
+    return formats
+
+
+class _Attention:
+    """Calls a Variant on a layer's cache: the same code that kvlab measures, one Trial per layer and step."""
+
+    def __init__(self, shapes: Sequence[AttentionShape], formats, dtype, device: str):
+        self.shapes, self.formats = tuple(shapes), formats_of(formats, len(shapes))
+        self.dtype, self.device = DTYPES[dtype], str(device)
+        for layer, (shape, fmt) in enumerate(zip(self.shapes, self.formats)):
+            if why := fmt.why_not(shape):
+                raise ValueError(f"layer {layer} cannot keep its K and V as {fmt.name}: {why}")
+        self._runnable: set = set()
+        self._scratch: dict = {}
+
+    def _attend(self, layer: int, variant: VariantRef, layout: Layout, inputs: Inputs) -> Tensor:
+        shape, fmt = self.shapes[layer], self.formats[layer]
+        one = trial(variant, Workload(shape, inputs.q_lens, inputs.kv_lens), kv_format=fmt.name, layout=layout,
+                    dtype=self.dtype, device=self.device)
+        kind = (shape, fmt.name, variant, one.workload.phase)
+        if kind not in self._runnable:                  # once for every kind of call; the lengths decide nothing more
+            if why := one.why_not():
+                raise ValueError(f"layer {layer}: {variant.label} cannot compute this call: {why}")
+            self._runnable.add(kind)
+        inputs.scratch = self._scratch.setdefault((shape, fmt.name), {})       # one workspace for all alike layers
+        return variant.load().prepare(one, inputs)()
+
+
+class DecoderCache(_Attention):
+    """K and V of a batch of sequences in all layers; kv_lens are the tokens that each holds.
+
+    Contiguous (layout without block_size): each sequence has room for `tokens` tokens. Paged: blocks come from a
+    BlockPool of num_blocks blocks, by default as many as all sequences can fill. Made by Decoder.cache.
+    """
+
+    def __init__(self, shapes: Sequence[AttentionShape], formats, variant: VariantRef, layout: Layout, *, tokens: int,
+                 sequences: int, num_blocks: int | None, dtype, device: str):
+        super().__init__(shapes, formats, dtype, device)
+        self.variant, self.layout, self.tokens = variant, layout, tokens
+        self.kv_lens = [0] * sequences
+        self.pool: BlockPool | None = None
+        whole = Workload(shapes[0], (1,), (tokens,))
+        for layer, fmt in enumerate(self.formats):
+            if why := layout.why_not(whole, fmt):
+                raise ValueError(f"layer {layer}: {why}")
+        if layout.block_size is None:
+            if num_blocks is not None:
+                raise ValueError("num_blocks needs a paged layout: give a block_size, or the variant paged")
+            self.tables = [[b] for b in range(sequences)]
+        else:
+            room = 1 + sequences * -(-tokens // layout.block_size)
+            self.pool = BlockPool(room if num_blocks is None else num_blocks, layout.block_size)
+            self.tables = [[] for _ in range(sequences)]
+        self.layers = []
+        for shape, fmt in zip(self.shapes, self.formats):
+            group = fmt.token_group(shape)
+            blocks, size = ((self.pool.num_blocks, layout.block_size) if self.pool else
+                            (sequences, -(-tokens // group) * group))
+            self.layers.append(KVCache(shape, fmt, blocks, size, order=layout.order, device=self.device,
+                                       sequences=sequences))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are allocated, in all layers."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that hold the sequences' own tokens, in all layers, scales included."""
+        return sum(fmt.nbytes(n, shape) for shape, fmt in zip(self.shapes, self.formats) for n in self.kv_lens if n)
+
+    def begin(self, q_lens: Sequence[int], sequences: Sequence[int]) -> None:
+        """Make room for q_lens new tokens of those sequences. Raises OutOfBlocks, and then holds what it held."""
+        self._scratch.clear()
+        for n, b in zip(q_lens, sequences):
+            if self.kv_lens[b] + n > self.tokens:
+                raise ValueError(f"sequence {b} would hold {self.kv_lens[b] + n} tokens, and this cache was made for "
+                                 f"{self.tokens}; make one with room for more")
+            if self.pool:
+                self.pool.append(self.tables[b], self.kv_lens[b], n)        # blocks of a step that fails serve the next
+        self._q_lens, self._sequences = tuple(q_lens), list(sequences)
+
+    def attend(self, layer: int, q_TQD: Tensor, k_TKD: Tensor, v_TKE: Tensor) -> Tensor:
+        """Store the step's new K and V of a layer, then attend over all its tokens; returns [T, Q, E]."""
+        cache, start = self.layers[layer], 0
+        for n, b in zip(self._q_lens, self._sequences):
+            own = slice(start, start + n)
+            v_own = None if self.shapes[layer].v_in_k else v_TKE[own]
+            if self.kv_lens[b]:
+                cache.append(k_TKD[own], v_own, self.tables[b], self.kv_lens[b], b)
+            else:
+                cache.write(cache.format.encode(k_TKD[own], v_own), self.tables[b], b)
+            start += n
+        kv_lens = tuple(self.kv_lens[b] + n for n, b in zip(self._q_lens, self._sequences))
+        return self._attend(layer, self.variant, self.layout,
+                            Inputs(q_TQD, self._q_lens, kv_lens, self._of(cache), self._block_table(), seed=0))
+
+    def commit(self) -> None:
+        """The step is done: its tokens count."""
+        for n, b in zip(self._q_lens, self._sequences):
+            self.kv_lens[b] += n
+
+    def free(self, sequence: int) -> None:
+        """Forget a sequence and give its blocks back."""
+        self.kv_lens[sequence] = 0
+        if self.pool:
+            self.pool.free(self.tables[sequence])
+            self.tables[sequence] = []
+
+    def _block_table(self) -> Tensor:
+        tables = [self.tables[b] for b in self._sequences]
+        longest = max(map(len, tables))
+        return torch.tensor([t + [0] * (longest - len(t)) for t in tables], device=self.device)
+
+    def _of(self, cache: KVCache) -> KVCache:
+        """The cache as a batch of the step's sequences alone: what belongs to one sequence each is chosen."""
+        chosen = self._sequences
+        if chosen == list(range(len(self.kv_lens))):
+            return cache
+        if chosen == list(range(chosen[0], chosen[-1] + 1)):
+            chosen = slice(chosen[0], chosen[-1] + 1)                # a view; anything else is copied
+        part = copy.copy(cache)
+        if not self.pool:
+            part.k_arrays, part.v_arrays = (tuple(a[chosen] for a in side) for side in (cache.k_arrays, cache.v_arrays))
+        part.k_tail, part.v_tail = (None if tail is None else tail[chosen] for tail in (cache.k_tail, cache.v_tail))
+        return part
+
+
+class TeacherCache(_Attention):
+    """For scoring a text: every token attends to the cache as it stands when that token is the newest.
+
+    Where a token's stored bytes depend on it alone, the whole text is one call. Where tokens share a scale, or the
+    newest stay in full precision, each token is a sequence of its own, over blocks that are shared as far as they no
+    longer change: the same as decoding the text token by token, and no token sees what later ones do to its group.
+    variant None: sdpa, and paged for those formats.
+    """
+
+    def __init__(self, shapes: Sequence[AttentionShape], formats, variant: VariantRef | None, *, dtype, device: str):
+        super().__init__(shapes, formats, dtype, device)
+        self.kv_lens = [0]
+        self.variants = tuple(variant or VariantRef("paged" if self._changes(layer) else "sdpa")
+                              for layer in range(len(self.shapes)))
+
+    def _changes(self, layer: int) -> bool:
+        """Whether what is stored of a token changes with the tokens after it."""
+        fmt, shape = self.formats[layer], self.shapes[layer]
+        return fmt.token_group(shape) > 1 or any(codec.residual for codec, _ in fmt.sides(shape))
+
+    def begin(self, q_lens: Sequence[int], sequences: Sequence[int]) -> None:
+        if len(q_lens) != 1 or self.kv_lens[0]:
+            raise ValueError("a teacher's cache takes one whole text, once; make another for the next")
+        self._scratch.clear()
+        self._tokens = q_lens[0]
+
+    def commit(self) -> None:
+        self.kv_lens = [self._tokens]
+
+    def attend(self, layer: int, q_TQD: Tensor, k_TKD: Tensor, v_TKE: Tensor) -> Tensor:
+        """Causal attention of all tokens, each over the stored K and V as they were at its time; [T, Q, E]."""
+        shape, fmt, variant, T = self.shapes[layer], self.formats[layer], self.variants[layer], self._tokens
+        v_TKE = None if shape.v_in_k else v_TKE
+        if self._changes(layer):
+            cache, tables = snapshots(shape, fmt, k_TKD, v_TKE, self.device)
+            layout = Layout(cache.block_size)
+            inputs = Inputs(q_TQD, (1,) * T, tuple(range(1, T + 1)), cache, tables, seed=0)
+        else:
+            layout = variant.default_layout
+            size = layout.block_size or T
+            blocks = -(-T // size)
+            cache = KVCache(shape, fmt, blocks, size, order=layout.order, device=self.device)
+            cache.write(fmt.encode(k_TKD, v_TKE), list(range(blocks)))
+            inputs = Inputs(q_TQD, (T,), (T,), cache, torch.arange(blocks, device=self.device)[None], seed=0)
+        return self._attend(layer, variant, layout, inputs)
+
+
+def snapshots(shape: AttentionShape, fmt: KVFormat, k_TKD: Tensor, v_TKE: Tensor | None,
+              device: str) -> tuple[KVCache, Tensor]:
+    """A text's cache at every length: T sequences, the t-th holding the first t + 1 tokens; (cache, block tables).
+
+    With a residual, what has been encoded never changes: all share the same blocks, and each has its own tail.
+    Without, a group is rounded anew with each token that joins it, as KVCache.append does: each has its own last block.
+    """
+    T, group = k_TKD.shape[0], fmt.token_group(shape)
+    size = -(-16 // group) * group
+    blocks = -(-T // size)
+    if any(codec.residual for codec, _ in fmt.sides(shape)):
+        cache = KVCache(shape, fmt, 1 + blocks, size, device=device, sequences=T)
+        shared = list(range(1, 1 + blocks))
+        # what is encoded was in the tail before, and so was rounded to its dtype
+        k_TKD, v_TKE = (x if tail is None else x.to(tail.dtype).to(x.dtype)
+                        for x, tail in ((k_TKD, cache.k_tail), (v_TKE, cache.v_tail)))
+        cache.write(fmt.encode(k_TKD, v_TKE), shared)
+        time_T1 = torch.arange(T, device=device)[:, None]
+        for (codec, _), tail, x_TKD in zip(fmt.sides(shape), (cache.k_tail, cache.v_tail), (k_TKD, v_TKE)):
+            if tail is not None:
+                settled_T1 = torch.tensor([[codec.settled(t + 1)] for t in range(T)], device=device)
+                token_TR = settled_T1 + torch.arange(codec.residual, device=device)
+                tail[:] = x_TKD[token_TR.minimum(time_T1)].transpose(1, 2)
+        return cache, torch.tensor(shared, device=device).expand(T, -1)
+    cache = KVCache(shape, fmt, 1 + T, size, device=device)
+    tables = []
+    for t in range(T):
+        own, held = 1 + t, t % size
+        if held:
+            for array in cache.arrays:
+                array[own] = array[own - 1]
+        cache.append(k_TKD[t:t + 1], None if v_TKE is None else v_TKE[t:t + 1], [own], held)
+        full = [1 + end for end in range(size - 1, t, size)]           # the blocks before, as they were when full
+        tables.append([*full, own] + [0] * (blocks - len(full) - 1))
+    return cache, torch.tensor(tables, device=device)
+
+
+def calibrated(decoder, given, ids: Tensor) -> tuple[KVFormat, ...]:
+    """One format per layer with the static scales that a pass over a calibration text finds, in full precision.
+
+    ids: token ids of a text that is not evaluated. Formats without static scales are returned as they are.
+    """
+    if ids.numel() == 0:
+        raise ValueError("the calibration text is empty; give token ids of a text of some hundred tokens")
+    named = [given] * decoder.config.num_layers if isinstance(given, str | KVFormat) else given
+    found = [kv_format(one) if isinstance(one, str) else one for one in named]
+
+    def observe(layer, q_TQD, k_TKD, v_TKE):
+        found[layer] = found[layer].calibrate(k_TKD, None if decoder.config.shape(layer).v_in_k else v_TKE)
+    decoder.hidden([ids], decoder.teacher(), observe=observe)
+    return tuple(found)
+
+
+__all__ = ["DecoderCache", "OutOfBlocks", "TeacherCache", "calibrated", "formats_of", "snapshots"]
