@@ -14,21 +14,22 @@ if TYPE_CHECKING:
 
 def measure(variant, workload: Workload, *, kv_format: str | None = None, layout: Layout | None = None,
             dtype: str | None = None, device: str = "cpu", threads: int = 1, seed: int = 0,
-            probes: Sequence[str] | None = None, also: Sequence[str] = (),
+            data: Path | str = "gaussian", probes: Sequence[str] | None = None, also: Sequence[str] = (),
             artifacts: Path | str | None = None) -> pd.DataFrame:
     """One attention call under every probe, in this process: the result table of one case (`kvlab.wide` for one line).
 
     variant: a registry name, "file.py:Class", a class or an instance. kv_format, dtype default to fp32 on a CPU and
-    bf16 on CUDA. probes: names of `kvlab ls probes` (default all that do not run on request only); also: further ones,
-    such as "torch_profile". artifacts: a folder for samples/ and traces/, which rows name in `artifact`. Wrong names
-    raise KeyError, wrong sizes ValueError; what fails while it runs is a row with status failed or oom.
+    bf16 on CUDA. data: "gaussian", "outlier", or captured tensors as "file:<sha256>" or the path of their file (see
+    kvlab.capture). probes: names of `kvlab ls probes` (default all that do not run on request only); also: further
+    ones, such as "torch_profile". artifacts: a folder for samples/ and traces/, which rows name in `artifact`. Wrong
+    names raise KeyError, wrong sizes ValueError; what fails while it runs is a row with status failed or oom.
     """
     from kvlab.attention import Comparison, trial
     from kvlab.record.export import made_folder
     from kvlab.record.reading import table
     from kvlab.studies._run import Job
     one = trial(variant, workload, kv_format=kv_format, layout=layout, dtype=dtype, device=device, threads=threads,
-                seed=seed)
+                seed=seed, data=data)
     folder = None if artifacts is None else made_folder(Path(artifacts))
     job = Job(artifacts=folder, probes=None if probes is None else tuple(probes), also=tuple(also))
     return table(job(Comparison((one,))))

@@ -107,6 +107,8 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
             device: Annotated[str, typer.Option()] = "cpu",
             threads: Annotated[int, typer.Option()] = 1,
             seed: Annotated[int, typer.Option()] = 0,
+            data: Annotated[str, typer.Option(help="gaussian, outlier, or the path (or file:SHA256) of tensors that "
+                                                   "kvlab.capture wrote.")] = "gaussian",
             trace: Annotated[Path | None, typer.Option(help="Folder for an operator trace, by torch's profiler in a "
                                                             "pass of its own.")] = None,
             as_json: Json = False) -> int:
@@ -128,7 +130,7 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
             raise ValueError(f"--page-order needs blocks, and {variant} has a contiguous cache: give --block-size too")
         layout = replace(layout, page_order=page_order)
     one = trial(variant, workload, kv_format=kv_format, layout=layout, dtype=dtype, device=device, threads=threads,
-                seed=seed)
+                seed=seed, data=data)
     _refuse_too_large(Comparison((one,)))
     job = Job()
     if trace is not None:

@@ -14,15 +14,15 @@ import kvlab.shapes
 
 PACKAGE = Path(kvlab.shapes.__file__).parent
 
-BASE = {"shapes", "units", "registry", "libraries", "_child"}
+BASE = {"shapes", "units", "registry", "libraries", "folders", "_child"}
 ATTENTION = BASE | {"kv", "kernels", "attention"}
 PROBES = ATTENTION | {"catalog", "record", "probes"}
-MODEL = ATTENTION | {"model"}
+MODEL = ATTENTION | {"catalog", "model"}
 ACCURACY = MODEL | {"record", "accuracy"}
 BELOW_STUDIES = PROBES | ACCURACY | {"serving"}
 # room or module -> what it may import (itself always); the longest name that matches counts
 MAY_IMPORT = {
-    "shapes": set(), "units": set(), "registry": set(), "_child": set(), "libraries": {"_child"},
+    "shapes": set(), "units": set(), "registry": set(), "folders": set(), "_child": set(), "libraries": {"_child"},
     "record": BASE, "catalog": BASE, "kv": BASE, "kernels": BASE,
     "attention": ATTENTION, "probes": PROBES, "model": MODEL, "accuracy": ACCURACY,
     "serving": BASE | {"kv.block_pool", "kv.prefix", "kv.sizing", "catalog", "record"},

@@ -10,8 +10,11 @@ import os
 import re
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvlab.attention import _captured
+from kvlab.attention._captured_file import CALIBRATION_TOKENS
 from kvlab.attention._variant import VariantRef
 from kvlab.kv.cache import KVCache, Layout, block_tables
 from kvlab.kv.formats import KVFormat, kv_format
@@ -29,8 +32,9 @@ DTYPES = {"fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2
 class Trial:
     """One cell of an experiment, as pure data: any row can be run again from it.
 
-    dtype is that of q, of the arithmetic's inputs and of the output. data: "gaussian", or "outlier" (two channels
-    of K fifteen times as large, as real models have). replica tells the two halves of an A/A pair apart.
+    dtype is that of q, of the arithmetic's inputs and of the output. data: "gaussian", "outlier" (two channels of K
+    fifteen times as large, as real models have), or "file:<sha256>": what a model computed, as kvlab.capture writes
+    it; `why_not` says where the file is missed. replica tells the two halves of an A/A pair apart.
     """
     variant: VariantRef
     workload: Workload
@@ -47,8 +51,8 @@ class Trial:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r}; allowed: {', '.join(DTYPES)}")
         kv_format(self.kv_format)                                    # raises for an unknown format, by name
-        if self.data not in ("gaussian", "outlier"):
-            raise ValueError(f"data={self.data!r}; allowed: gaussian, outlier")
+        if self.data not in _captured.DRAWN and not _captured.is_file(self.data):
+            raise ValueError(f"data={self.data!r}; allowed: {_captured.ALLOWED}")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"device={self.device!r}; allowed: cpu, cuda, cuda:0, cuda:1, …")
         if type(self.threads) is not int or self.threads < 1:
@@ -72,13 +76,13 @@ class Trial:
         return digest(asdict(self))
 
     def why_not(self) -> str | None:
-        """Why this trial cannot run here, in one sentence: the device's, the layout's, then the variant's reason."""
+        """Why this trial cannot run here, in one sentence: the device's, the layout's, the data's, the variant's."""
         if why := no_device(self.device):
             return why
         if self.threads > (os.cpu_count() or 1):
             return f"threads={self.threads}, and this machine has {os.cpu_count()} logical cores"
         return (self.format.why_not(self.workload.shape) or self.layout.why_not(self.workload, self.format)
-                or self.variant.load().why_not(self))
+                or _captured.why_not(self) or self.variant.load().why_not(self))
 
     def prepare(self, inputs: list[Inputs]) -> list[Callable[[], Tensor]]:
         """One call per input copy, planned outside the clock; the copies share one workspace."""
@@ -112,13 +116,16 @@ def no_device(device: str) -> str | None:
 
 
 def trial(variant, workload: Workload, *, kv_format: str | None = None, layout: Layout | None = None,
-          dtype: str | None = None, device: str = "cpu", **rest) -> Trial:
-    """A trial with the usual defaults: fp32 on a CPU, bf16 on CUDA, K/V in that dtype, the variant's own layout."""
+          dtype: str | None = None, device: str = "cpu", data: str | Path = "gaussian", **rest) -> Trial:
+    """A trial with the usual defaults: fp32 on a CPU, bf16 on CUDA, K/V in that dtype, the variant's own layout.
+
+    data: as in a Trial, or the path of a safetensors file of captured tensors.
+    """
     ref = VariantRef.of(variant)
     dtype = dtype or ("bf16" if device.startswith("cuda") else "fp32")
     if layout is None:
         layout = ref.default_layout
-    return Trial(ref, workload, kv_format or dtype, layout, dtype, device=device, **rest)
+    return Trial(ref, workload, kv_format or dtype, layout, dtype, _captured.named(data), device, **rest)
 
 
 @dataclass(eq=False)
@@ -250,6 +257,8 @@ class Comparison:
 
 def originals(trial: Trial, seed: int) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
     """q of the batch, and k, v of each sequence before encoding, in the trial's dtype; v is None if a view of k."""
+    if _captured.is_file(trial.data):
+        return _captured.originals(trial, seed)
     import torch
     w, s = trial.workload, trial.workload.shape
     generator = torch.Generator(trial.device).manual_seed(seed)
@@ -270,13 +279,15 @@ def originals(trial: Trial, seed: int) -> tuple[Tensor, list[Tensor], list[Tenso
     return q_TQD, k, v
 
 
-CALIBRATION_TOKENS, CALIBRATION_SEED = 256, 2**31      # the seed lies far from those of the input copies
+CALIBRATION_SEED = 2**31                                # the seed lies far from those of the input copies
 
 
 def calibrated(trial: Trial, fmt: KVFormat) -> KVFormat:
     """The format with its static scales, if it has any, from a calibration pass over tokens that no input holds."""
     if not fmt.static:
         return fmt
+    if _captured.is_file(trial.data):
+        return fmt.calibrate(*_captured.calibration(trial))
     tokens = Workload(trial.workload.shape, (1,), (CALIBRATION_TOKENS,))
     _, (k_SKD,), (v_SKE,) = originals(replace(trial, workload=tokens), trial.seed + CALIBRATION_SEED)
     return fmt.calibrate(k_SKD, v_SKE)

@@ -44,7 +44,7 @@ def read_gguf(path: Path) -> ModelSpec:
     Refuses what is cut short, foreign or states lengths that it does not have, and what spec_of refuses.
     Source: the file's metadata and tensor list, through the package gguf.
     """
-    fields, params, nbytes = _read(path)
+    fields, params, nbytes = read_header(path)
     kind = fields.get("general.architecture")
     if not isinstance(kind, str) or fields.get("general.type", "model") != "model":
         raise ValueError(f"{path} holds no language model (general.architecture {kind!r:.40}, general.type "
@@ -88,7 +88,7 @@ def _config(kind: str, fields: dict) -> dict:
     return {**unknown, **config}
 
 
-def _read(path: Path) -> tuple[dict, int, int]:
+def read_header(path: Path) -> tuple[dict, int, int]:
     """(metadata without arrays of text, parameters, stored bytes)."""
     with opened(path, WHAT) as file:
         start = file.read(24)
@@ -99,9 +99,9 @@ def _read(path: Path) -> tuple[dict, int, int]:
     if len(start) < 24 or version not in (2, 3) or tensors > MAX_TENSORS or keys > MAX_KEYS:
         raise ValueError(f"{path} is cut short or not a GGUF file that kvlab can read (version {version}, {tensors:,} "
                          f"tensors, {keys:,} keys; it takes versions 2 and 3, {MAX_TENSORS:,} and {MAX_KEYS:,})")
-    header_class = _header_class()
+    reader = header_class()
     try:
-        header = header_class(path)
+        header = reader(path)
         fields = {name: field.contents() for name, field in header.fields.items() if field.data}
     except Exception as error:              # of many types, all of which say that the file is not what it claims
         raise ValueError(f"{path} is cut short or damaged ({plain(str(error).strip(chr(39)) or type(error).__name__)})"
@@ -109,7 +109,8 @@ def _read(path: Path) -> tuple[dict, int, int]:
     return fields, sum(int(t.n_elements) for t in header.tensors), sum(int(t.n_bytes) for t in header.tensors)
 
 
-def _header_class():
+def header_class() -> type:
+    """The reader of GGUF headers, a class made late since the package gguf may not be installed (ValueError)."""
     try:
         from gguf import GGUFEndian, GGUFReader, GGUFValueType
         from numpy import frombuffer

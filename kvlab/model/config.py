@@ -135,16 +135,16 @@ class DecoderConfig:
         _refuse(facts, kind)
         layers, heads = _need(facts, "num_hidden_layers", LIMITS["layers"]), _need(facts, "num_attention_heads")
         context = _need(facts, "max_position_embeddings", 2**40)
-        theta, scaling = _rope(facts, context)
         bias = bool(facts.flag("attention_bias")) and kind in ("llama", "qwen3")
         try:
+            theta, scaling = _rope(facts, context)
             return cls(vocab_size=_need(facts, "vocab_size"), hidden_size=_need(facts, "hidden_size"),
                        intermediate_size=_need(facts, "intermediate_size"), num_layers=layers, num_q_heads=heads,
                        num_kv_heads=facts.number("num_key_value_heads", 1, WIDEST) or heads,
                        head_dim=_head_dim(facts, heads), rms_eps=_real(facts, "rms_norm_eps", None),
                        rope_theta=theta, rope_scaling=scaling, qkv_bias=bias or kind == "qwen2", o_bias=bias,
                        qk_norm=kind == "qwen3", tied=bool(facts.flag("tie_word_embeddings")), context=context,
-                       windows=_windows(facts, kind, layers), activation=facts.text("hidden_act") or "silu")
+                       windows=_windows(facts, kind, layers), activation=plain(facts.text("hidden_act")) or "silu")
         except ValueError as error:
             raise error if str(error).startswith(facts.name) else facts.wrong(str(error)) from error
 
@@ -157,14 +157,14 @@ def _need(facts: Facts, key: str, most: int = WIDEST) -> int:
 
 
 def _real(facts: Facts, key: str, default: float | None) -> float:
-    """A finite number above 0; the default where the key is absent or null, and an error where there is none."""
+    """A number above 0, within reason; the default where the key is absent or null, an error where there is none."""
     value = facts.get(key)
     if value is None:
         value = default
     if value is None:
         raise facts.wrong(f"{key} is missing, without which the decoder cannot be built")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e300:
-        raise facts.wrong(f"{key} is {shown(value)}, and must be a number above 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-15 < value < 1e15:
+        raise facts.wrong(f"{key} is {shown(value)}, and must be a number above 0 (1e-15 to 1e15)")
     return float(value)
 
 

@@ -27,8 +27,8 @@ class FormatError:
                 exact, places, _ = expected.of(trial)
                 output = trial.prepare(bench.inputs_of(trial)[:1])[0]()
                 error = bench.check(trial, output, exact, float("inf"), places)
-                scales = ("; static scales from 256 other tokens of the same data, as near as calibration comes"
-                          if trial.format.static else "")
+                scales = "" if not trial.format.static else ("; static scales from 256 tokens of another text" if
+                          trial.data.startswith("file:") else "; static scales from 256 other tokens drawn alike")
                 yield trial, Reading("format_error", error, "ratio", "measured", method="derived", source=self.name,
                                      denominator="L2 norm of fp64 attention on the original K, V",
                                      note=f"data: {trial.data}{scales}")

@@ -9,16 +9,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# 97.5 % quantile of Student's t over that of the normal distribution, by degrees of freedom
-T_OVER_NORMAL = {1: 6.483, 2: 2.195, 3: 1.624, 4: 1.417, 5: 1.312, 6: 1.248}
-
-
 def fit(x, y, low, high, power: bool = False, draws: int = 2000) -> tuple[float, float, float]:
     """Slope of y over x (of their logarithms: an exponent) with the 95 % interval that the points' intervals give.
 
     Each draw moves every point inside its own interval; points weigh by relative size, so that the longest does not
     decide alone. The scatter around the line widens the interval too, by Student's t for the few points there are.
     """
+    from scipy.stats import norm, t
     x, y, low, high = (np.asarray(a, dtype=float) for a in (x, y, low, high))
     rng = np.random.default_rng(0)
     sigma = np.maximum((high - low) / 3.92, 0)
@@ -29,7 +26,8 @@ def fit(x, y, low, high, power: bool = False, draws: int = 2000) -> tuple[float,
     best = slope(Y)
     residual = (Y - np.polyval(best, X)) * weight
     freedom = len(x) - 2
-    scatter = float(np.sqrt((residual**2).sum() / freedom)) * T_OVER_NORMAL.get(freedom, 1.2) if freedom > 0 else 0.0
+    wider = t.ppf(0.975, freedom) / norm.ppf(0.975) if freedom > 0 else 0.0
+    scatter = float(np.sqrt((residual**2).sum() / freedom)) * wider if freedom > 0 else 0.0
     spread = np.sqrt((sigma / y if power else sigma)**2 + (scatter / weight)**2)
     slopes = slope((Y + rng.normal(0, 1, (draws, len(Y))) * spread).T)[0]
     return float(best[0]), float(np.quantile(slopes, 0.025)), float(np.quantile(slopes, 0.975))
