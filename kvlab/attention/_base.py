@@ -143,7 +143,7 @@ class Inputs:
     seed: int
     k: list[Tensor] | None = None
     v: list[Tensor] | None = None
-    scratch: dict[str, Tensor] = field(default_factory=dict)
+    scratch: dict[tuple, Tensor] = field(default_factory=dict)
 
     def workspace(self, name: str, *size: int, dtype) -> Tensor:
         """Memory that a trial keeps between its calls, one for all input copies, as an engine has one for all layers.
@@ -151,9 +151,10 @@ class Inputs:
         Its content does not outlive a call.
         """
         import torch
-        if name not in self.scratch:
-            self.scratch[name] = torch.empty(size, dtype=dtype, device=self.q_TQD.device)
-        return self.scratch[name]
+        key = name, size, dtype                          # a decoder's calls of one step differ in size
+        if key not in self.scratch:
+            self.scratch[key] = torch.empty(size, dtype=dtype, device=self.q_TQD.device)
+        return self.scratch[key]
 
     @property
     def q_BTQD(self) -> list[Tensor]:

@@ -47,8 +47,13 @@ class _Attention:
         self._runnable: set = set()
         self._scratch: dict = {}
 
+    def _changes(self, layer: int) -> bool:
+        """Whether what is stored of a token changes with the tokens after it."""
+        fmt, shape = self.formats[layer], self.shapes[layer]
+        return fmt.token_group(shape) > 1 or any(codec.residual for codec, _ in fmt.sides(shape))
+
     def _attend(self, layer: int, variant: VariantRef, layout: Layout, inputs: Inputs) -> Tensor:
-        shape, fmt = self.shapes[layer], self.formats[layer]
+        shape, fmt = self.shapes[layer], inputs.cache.format
         one = trial(variant, Workload(shape, inputs.q_lens, inputs.kv_lens), kv_format=fmt.name, layout=layout,
                     dtype=self.dtype, device=self.device)
         kind = (shape, fmt.name, variant, one.workload.phase)
@@ -56,7 +61,7 @@ class _Attention:
             if why := one.why_not():
                 raise ValueError(f"layer {layer}: {variant.label} cannot compute this call: {why}")
             self._runnable.add(kind)
-        inputs.scratch = self._scratch.setdefault((shape, fmt.name), {})       # one workspace for all alike layers
+        inputs.scratch = self._scratch                                      # one workspace for all layers
         return variant.load().prepare(one, inputs)()
 
 
@@ -65,6 +70,8 @@ class DecoderCache(_Attention):
 
     Contiguous (layout without block_size): each sequence has room for `tokens` tokens. Paged: blocks come from a
     BlockPool of num_blocks blocks, by default as many as all sequences can fill. Made by Decoder.cache.
+    Where what is stored of a token changes with those behind it (groups of tokens, a residual), a step of several
+    tokens attends to its own in full precision and to earlier ones as stored, as KIVI's code does with a prompt.
     """
 
     def __init__(self, shapes: Sequence[AttentionShape], formats, variant: VariantRef, layout: Layout, *, tokens: int,
@@ -116,18 +123,43 @@ class DecoderCache(_Attention):
 
     def attend(self, layer: int, q_TQD: Tensor, k_TKD: Tensor, v_TKE: Tensor) -> Tensor:
         """Store the step's new K and V of a layer, then attend over all its tokens; returns [T, Q, E]."""
-        cache, start = self.layers[layer], 0
-        for n, b in zip(self._q_lens, self._sequences):
-            own = slice(start, start + n)
-            v_own = None if self.shapes[layer].v_in_k else v_TKE[own]
+        cache, q_lens = self.layers[layer], self._q_lens
+        k = k_TKD.split(q_lens)
+        v = [None] * len(k) if self.shapes[layer].v_in_k else v_TKE.split(q_lens)
+        several = [i for i, n in enumerate(q_lens) if n > 1 and self._changes(layer)]
+        whole = [self._with_earlier(layer, self._sequences[i], k[i], v[i]) for i in several]
+        for b, k_own, v_own in zip(self._sequences, k, v):
             if self.kv_lens[b]:
-                cache.append(k_TKD[own], v_own, self.tables[b], self.kv_lens[b], b)
+                cache.append(k_own, v_own, self.tables[b], self.kv_lens[b], b)
             else:
-                cache.write(cache.format.encode(k_TKD[own], v_own), self.tables[b], b)
-            start += n
-        kv_lens = tuple(self.kv_lens[b] + n for n, b in zip(self._q_lens, self._sequences))
-        return self._attend(layer, self.variant, self.layout,
-                            Inputs(q_TQD, self._q_lens, kv_lens, self._of(cache), self._block_table(), seed=0))
+                cache.write(cache.format.encode(k_own, v_own), self.tables[b], b)
+        if not several:
+            return self._over(layer, q_TQD, list(range(len(q_lens))))
+        out, q = [None] * len(q_lens), q_TQD.split(q_lens)
+        for i, (k_SKD, v_SKE) in zip(several, whole):
+            out[i] = self._attend(layer, self.variant, self.layout,
+                                  _alone(self.shapes[layer], kv_format(self.dtype), self.layout, q[i], k_SKD, v_SKE))
+        if single := [i for i in range(len(q_lens)) if i not in several]:
+            outs = self._over(layer, torch.cat([q[i] for i in single]), single).split([q_lens[i] for i in single])
+            for i, one in zip(single, outs):
+                out[i] = one
+        return torch.cat(out)
+
+    def _over(self, layer: int, q_TQD: Tensor, chosen: list[int]) -> Tensor:
+        """Attention of some of the step's sequences over what is stored."""
+        sequences = [self._sequences[i] for i in chosen]
+        q_lens = tuple(self._q_lens[i] for i in chosen)
+        kv_lens = tuple(self.kv_lens[b] + n for n, b in zip(q_lens, sequences))
+        return self._attend(layer, self.variant, self.layout, Inputs(
+            q_TQD, q_lens, kv_lens, self._of(self.layers[layer], sequences), self._block_table(sequences), seed=0))
+
+    def _with_earlier(self, layer: int, sequence: int, k_TKD: Tensor, v_TKE: Tensor | None):
+        """A sequence's K and V: earlier tokens as they are stored, the new ones as they come."""
+        n, cache = self.kv_lens[sequence], self.layers[layer]
+        if not n:
+            return k_TKD, v_TKE
+        k_SKD, v_SKE = cache.format.decode(cache.gather(self.tables[sequence], n, sequence), cache.shape, k_TKD.dtype)
+        return torch.cat([k_SKD, k_TKD]), None if v_TKE is None else torch.cat([v_SKE, v_TKE])
 
     def commit(self) -> None:
         """The step is done: its tokens count."""
@@ -141,14 +173,13 @@ class DecoderCache(_Attention):
             self.pool.free(self.tables[sequence])
             self.tables[sequence] = []
 
-    def _block_table(self) -> Tensor:
-        tables = [self.tables[b] for b in self._sequences]
+    def _block_table(self, sequences: list[int]) -> Tensor:
+        tables = [self.tables[b] for b in sequences]
         longest = max(map(len, tables))
         return torch.tensor([t + [0] * (longest - len(t)) for t in tables], device=self.device)
 
-    def _of(self, cache: KVCache) -> KVCache:
-        """The cache as a batch of the step's sequences alone: what belongs to one sequence each is chosen."""
-        chosen = self._sequences
+    def _of(self, cache: KVCache, chosen: list[int]) -> KVCache:
+        """The cache as a batch of those sequences alone: what belongs to one sequence each is chosen."""
         if chosen == list(range(len(self.kv_lens))):
             return cache
         if chosen == list(range(chosen[0], chosen[-1] + 1)):
@@ -158,6 +189,17 @@ class DecoderCache(_Attention):
             part.k_arrays, part.v_arrays = (tuple(a[chosen] for a in side) for side in (cache.k_arrays, cache.v_arrays))
         part.k_tail, part.v_tail = (None if tail is None else tail[chosen] for tail in (cache.k_tail, cache.v_tail))
         return part
+
+
+def _alone(shape: AttentionShape, fmt: KVFormat, layout: Layout, q_TQD: Tensor, k_SKD: Tensor,
+           v_SKE: Tensor | None) -> Inputs:
+    """The newest tokens of one sequence over its whole K and V, stored for this one call."""
+    S, device = len(k_SKD), str(q_TQD.device)
+    size = layout.block_size or S
+    blocks = list(range(-(-S // size)))
+    cache = KVCache(shape, fmt, len(blocks), size, order=layout.order, device=device)
+    cache.write(fmt.encode(k_SKD, v_SKE), blocks)
+    return Inputs(q_TQD, (len(q_TQD),), (S,), cache, torch.tensor([blocks], device=device), seed=0)
 
 
 class TeacherCache(_Attention):
@@ -174,11 +216,6 @@ class TeacherCache(_Attention):
         self.kv_lens = [0]
         self.variants = tuple(variant or VariantRef("paged" if self._changes(layer) else "sdpa")
                               for layer in range(len(self.shapes)))
-
-    def _changes(self, layer: int) -> bool:
-        """Whether what is stored of a token changes with the tokens after it."""
-        fmt, shape = self.formats[layer], self.shapes[layer]
-        return fmt.token_group(shape) > 1 or any(codec.residual for codec, _ in fmt.sides(shape))
 
     def begin(self, q_lens: Sequence[int], sequences: Sequence[int]) -> None:
         if len(q_lens) != 1 or self.kv_lens[0]:
@@ -199,11 +236,7 @@ class TeacherCache(_Attention):
             inputs = Inputs(q_TQD, (1,) * T, tuple(range(1, T + 1)), cache, tables, seed=0)
         else:
             layout = variant.default_layout
-            size = layout.block_size or T
-            blocks = -(-T // size)
-            cache = KVCache(shape, fmt, blocks, size, order=layout.order, device=self.device)
-            cache.write(fmt.encode(k_TKD, v_TKE), list(range(blocks)))
-            inputs = Inputs(q_TQD, (T,), (T,), cache, torch.arange(blocks, device=self.device)[None], seed=0)
+            inputs = _alone(shape, fmt, layout, q_TQD, k_TKD, v_TKE)
         return self._attend(layer, variant, layout, inputs)
 
 

@@ -38,6 +38,27 @@ def test_no_token_sees_what_comes_after_it(name):
     assert torch.equal(a[:23], b[:23]) and not torch.equal(a[23:], b[23:])
 
 
+@pytest.mark.parametrize("variant, name", [("paged", "kivi4/g8/r16"), ("sdpa", "int8/block16"),
+                                           ("paged", "int4/channel/g32")])
+def test_a_prompt_is_attended_in_full_where_later_tokens_would_show(variant, name):
+    decoder, text = Decoder.random(tiny()), ids(LENGTH)
+    exact = decoder.hidden([text], decoder.teacher())
+    layout = Layout(32) if variant == "paged" else None
+    cache = decoder.cache(64, kv_format=name, variant=variant, layout=layout, sequences=3)
+    whole = decoder.hidden([text, text[:30]], cache)
+    assert torch.allclose(whole, torch.cat([exact, exact[:30]]), atol=2e-5)
+    # one token more beside a prompt: each is what it would be in a step of its own
+    both = decoder.hidden([ids(1, 7), text], cache, sequences=[0, 2])
+    alone = decoder.cache(64, kv_format=name, variant=variant, layout=layout)
+    decoder.hidden([text], alone)
+    assert torch.allclose(both[:1], decoder.hidden([ids(1, 7)], alone), atol=2e-5)
+    assert torch.allclose(both[1:], exact, atol=2e-5)
+    more = decoder.hidden([ids(2, 8)], alone)                      # earlier tokens as they are stored
+    longer = torch.cat([text, ids(1, 7), ids(2, 8)])
+    off = (more - decoder.hidden([longer], decoder.teacher())[-2:]).norm() / more.norm()
+    assert 1e-4 < off < 0.4
+
+
 def test_a_teacher_takes_one_text_once():
     decoder = Decoder.random(tiny())
     cache = decoder.teacher()
