@@ -14,7 +14,9 @@ _LAZY = {
     "gpu": "kvlab.catalog.gpus",
     "size": "kvlab.api", "measure": "kvlab.api", "run": "kvlab.api", "figure": "kvlab.api",
     "findings": "kvlab.api", "reference": "kvlab.api", "export": "kvlab.record.export",
-    "read_trace": "kvlab.record.trace", "compare": "kvlab.comparing",
+    "read_trace": "kvlab.record.trace", "compare": "kvlab.comparing", "table": "kvlab.record.reading",
+    "load_decoder": "kvlab.model.load", "attach": "kvlab.model.transformers", "capture": "kvlab.model.capture",
+    "score": "kvlab.accuracy.scoring",
 }
 __all__ = ["__version__", *_LAZY]
 

@@ -75,7 +75,7 @@ def size(model: Annotated[str, typer.Argument(help="A name from `kvlab ls models
 
 @app.command()
 def ls(what: Annotated[str, typer.Argument(help="models, gpus, variants, formats, probes, studies, figures, "
-                                                "metrics")] = "",
+                                                "metrics, texts")] = "",
        as_json: Json = False) -> None:
     """List what kvlab knows; variants and probes with why they cannot run here."""
     from kvlab.listing import LISTS
@@ -288,6 +288,36 @@ def compare(a: Annotated[str, typer.Argument(help="A run (directory, id, study f
     if as_json:
         return _print_json(plain(found))
     print_comparison(found)
+
+
+@app.command()
+def score(model: Annotated[str, typer.Argument(help="smollm2-135m, a .gguf file, a folder with config.json and "
+                                                    "safetensors, or an id in the local Hugging Face cache.")],
+          text: Annotated[str, typer.Option(help="A name from `kvlab ls texts`, such as file:PATH.")],
+          kv_format: Annotated[str, typer.Option(help="Comma-separated names from `kvlab ls formats`.")] = "fp8_e4m3",
+          window: Annotated[int, typer.Option(help="Tokens that are scored together, from an empty cache.")] = 512,
+          count: Annotated[int, typer.Option(help="Windows, one behind the other.")] = 2,
+          start: Annotated[int, typer.Option(help="First token of the first window.")] = 0,
+          calibration: Annotated[str | None, typer.Option(help="Another text, whose first 256 tokens give static "
+                                                               "scales.")] = None,
+          margin: Annotated[float, typer.Option(help="Relative loss of perplexity that counts as none.")] = 0.001,
+          as_json: Json = False) -> None:
+    """Score a text under KV formats: KL to the model's own fp32 cache, top-1 agreement, perplexity, with intervals."""
+    from tqdm.auto import tqdm
+
+    from kvlab.accuracy.scoring import CALIBRATION, compare, score_each
+    from kvlab.show import print_scores, printable
+    names = list(dict.fromkeys(name.strip() for name in kv_format.split(",") if name.strip()))
+    if not names:
+        raise ValueError("--kv-format names no format; give one or more of kvlab ls formats, with commas between")
+    frames = score_each(model, text, names, window=window, count=count, start=start,
+                        calibration=calibration or CALIBRATION)
+    frames = tqdm(frames, total=len(names), unit="format", disable=as_json)
+    found = {name: compare(frame, margin=margin) for name, frame in zip(names, frames)}
+    if as_json:
+        return _print_json({name: asdict(quality) for name, quality in found.items()})
+    print(printable(f"{model}, {text}: {count} × {window} tokens, held against the same model with an fp32 cache"))
+    print_scores(found)
 
 
 @app.command()

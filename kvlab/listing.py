@@ -76,6 +76,13 @@ def figures() -> Iterator[dict]:
         yield dict(name=name, study=registry[name].STUDY or "", about=_first_line(registry[name]))
 
 
+def texts() -> Iterator[dict]:
+    """Texts that models are scored on, all of them offline, and why they cannot be had here."""
+    from kvlab.accuracy.texts import texts as all_of
+    for source in all_of():
+        yield dict(name=source.name, cannot_run_here=source.why_not or "", about=source.about)
+
+
 def metrics() -> Iterator[dict]:
     """Metrics of all probes and studies with their units."""
     from kvlab.probes import probes as registry
@@ -92,4 +99,4 @@ def _first_line(thing) -> str:
     return (thing.__doc__ or "").strip().split("\n")[0]
 
 
-LISTS = {f.__name__: f for f in (models, gpus, variants, formats, probes, studies, figures, metrics)}
+LISTS = {f.__name__: f for f in (models, gpus, variants, formats, probes, studies, figures, metrics, texts)}

@@ -30,8 +30,8 @@ MAY_IMPORT = {
     "figures": BASE | {"record", "catalog", "kv.sizing"},
 }
 # what a person opens: may reach all
-DOORS = {"__init__", "__main__", "api", "cli", "bench", "bench_inputs", "listing", "report", "show", "doctor",
-         "comparing", "lab", "widgets"}
+DOORS = {"__init__", "__main__", "api", "cli", "bench", "bench_inputs", "bench_models", "listing", "report", "show",
+         "doctor", "comparing", "lab", "widgets"}
 TOPS = {"studies", "figures", "cli"}
 NO_TORCH = BASE | {"record", "catalog", "kv.block_pool", "kv.prefix", "kv.sizing", "serving", "figures"}
 LATE_TORCH = {"__init__", "__main__", "cli", "kv.formats"}      # inside functions only

@@ -35,7 +35,8 @@ class Paged:
             # whole blocks before the window are not read, nor those of tokens that are in the tail (one at least)
             settled = [codec.settled(kv_len) for codec, _ in cache.format.sides(shape)]
             skip = min(first, *settled) // cache.block_size
-            table_BM = inputs.block_table[sequences, skip:max(skip + 1, -(-max(settled) // cache.block_size))]
+            own = slice(sequences[0], sequences[-1] + 1)
+            table_BM = inputs.block_table[own, skip:max(skip + 1, -(-max(settled) // cache.block_size))]
             if cache.order == "head":                                 # a stored row is one (block, KV head)
                 head_K1 = torch.arange(K, device=trial.device)[:, None]
                 index = (table_BM[:, None, :] * K + head_K1).flatten()

@@ -120,6 +120,7 @@ class DecoderCache(_Attention):
             if self.pool:
                 self.pool.append(self.tables[b], self.kv_lens[b], n)        # blocks of a step that fails serve the next
         self._q_lens, self._sequences = tuple(q_lens), list(sequences)
+        self._tables_BM: dict[tuple, Tensor] = {}                    # of the step, the same for every layer
 
     def attend(self, layer: int, q_TQD: Tensor, k_TKD: Tensor, v_TKE: Tensor) -> Tensor:
         """Store the step's new K and V of a layer, then attend over all its tokens; returns [T, Q, E]."""
@@ -174,9 +175,11 @@ class DecoderCache(_Attention):
             self.tables[sequence] = []
 
     def _block_table(self, sequences: list[int]) -> Tensor:
-        tables = [self.tables[b] for b in sequences]
-        longest = max(map(len, tables))
-        return torch.tensor([t + [0] * (longest - len(t)) for t in tables], device=self.device)
+        if (chosen := tuple(sequences)) not in self._tables_BM:
+            tables = [self.tables[b] for b in sequences]
+            longest = max(map(len, tables))
+            self._tables_BM[chosen] = torch.tensor([t + [0] * (longest - len(t)) for t in tables], device=self.device)
+        return self._tables_BM[chosen]
 
     def _of(self, cache: KVCache, chosen: list[int]) -> KVCache:
         """The cache as a batch of those sequences alone: what belongs to one sequence each is chosen."""

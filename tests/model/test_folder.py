@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import same, tiny
 
-from kvlab.model.load import load
+from kvlab.model.load import load_decoder
 
 
 @pytest.mark.parametrize("kind, changes", [
@@ -18,7 +18,7 @@ from kvlab.model.load import load
 def test_a_folder_computes_what_transformers_does(tmp_path, kind, changes):
     model = tiny(kind, **changes)
     model.save_pretrained(tmp_path / "own-model")
-    decoder = load(tmp_path / "own-model")
+    decoder = load_decoder(tmp_path / "own-model")
     same(decoder, model)
     assert decoder.name == "own-model" and len(decoder.sha256) == 64 and decoder.tokenizer is None
 
@@ -28,14 +28,14 @@ def test_shards_and_halves(tmp_path):
     model.save_pretrained(tmp_path / "whole")
     model.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
-    whole, shards = load(tmp_path / "whole"), load(tmp_path / "shards")
+    whole, shards = load_decoder(tmp_path / "whole"), load_decoder(tmp_path / "shards")
     assert all(torch.equal(shards.weights[name], weight) for name, weight in whole.weights.items())
     model.bfloat16().save_pretrained(tmp_path / "half")
-    half = load(tmp_path / "half")
+    half = load_decoder(tmp_path / "half")
     assert all(torch.equal(half.weights[name], weight.bfloat16().float()) for name, weight in whole.weights.items())
     next((tmp_path / "shards").glob("*00002-of*")).unlink()
     with pytest.raises(ValueError, match="00002-of.*cannot be read"):
-        load(tmp_path / "shards")
+        load_decoder(tmp_path / "shards")
 
 
 def edited(folder, **changes):
@@ -57,7 +57,7 @@ def test_a_folder_that_cannot_be_run(tmp_path, change, words):
     tiny("llama").save_pretrained(tmp_path)
     change(tmp_path)
     with pytest.raises(ValueError, match=words):
-        load(tmp_path)
+        load_decoder(tmp_path)
 
 
 def test_whole_numbers_are_no_weights(tmp_path):
@@ -66,4 +66,4 @@ def test_whole_numbers_are_no_weights(tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     save_file({name: w.to(torch.int8) for name, w in weights.items()}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="stored as I8; kvlab reads F32, BF16, F16"):
-        load(tmp_path)
+        load_decoder(tmp_path)

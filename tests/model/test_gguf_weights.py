@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import TOKENS, gguf, gguf_tensors, logits, same, tiny, write_gguf
 
-from kvlab.model.load import load
+from kvlab.model.load import load_decoder
 from kvlab.model.tokenizer import encode
 
 
@@ -22,12 +22,12 @@ def own_cache(tmp_path, monkeypatch):
 ])
 def test_a_gguf_computes_what_transformers_does(tmp_path, kind, changes):
     model = tiny(kind, **changes)
-    decoder = load(write_gguf(tmp_path / "tiny.gguf", model))
+    decoder = load_decoder(write_gguf(tmp_path / "tiny.gguf", model))
     same(decoder, model)
-    assert torch.equal(logits(load(tmp_path)), logits(decoder))         # the only model in its folder
+    assert torch.equal(logits(load_decoder(tmp_path)), logits(decoder))         # the only model in its folder
     assert decoder.name == "tiny" and len(decoder.sha256) == 64
     assert encode(decoder.tokenizer, "lo lo<|end|>").tolist() == [256, 257, 258]
-    second = load(tmp_path / "tiny.gguf")                   # from the converted copy
+    second = load_decoder(tmp_path / "tiny.gguf")                   # from the converted copy
     assert torch.equal(logits(second), logits(decoder)) and second.sha256 == decoder.sha256
     assert encode(second.tokenizer, "lo lo<|end|>").tolist() == [256, 257, 258]
 
@@ -35,7 +35,7 @@ def test_a_gguf_computes_what_transformers_does(tmp_path, kind, changes):
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "BF16", "F16"])
 def test_quantised_weights_are_the_librarys(tmp_path, kind, own_cache):
     model, stored = tiny("llama"), gguf.GGMLQuantizationType[kind]
-    decoder = load(write_gguf(tmp_path / "tiny.gguf", model, quantised=stored))
+    decoder = load_decoder(write_gguf(tmp_path / "tiny.gguf", model, quantised=stored))
     for name, values in gguf_tensors(model).items():
         if values.ndim == 2 and not any(part in name for part in ("attn_q", "attn_k")):
             ours = decoder.weights[_named(decoder, name)]
@@ -61,28 +61,28 @@ def _header(path):
 def test_rows_do_not_depend_on_how_many_are_taken_at_a_time(tmp_path, monkeypatch):
     path = write_gguf(tmp_path / "tiny.gguf", tiny("llama", attention_bias=True),
                       quantised=gguf.GGMLQuantizationType.Q8_0)
-    whole = load(path)
+    whole = load_decoder(path)
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "other"))
     monkeypatch.setattr("kvlab.model._gguf_weights.AT_A_TIME", 150)         # two rows
-    parts = load(path)
+    parts = load_decoder(path)
     assert all(torch.equal(parts.weights[name], weight) for name, weight in whole.weights.items())
 
 
 def test_linear_and_llama3_scaling_of_a_gguf(tmp_path):
     linear = tiny("llama", rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=4.0))
     keys = {"{arch}.rope.scaling.type": "linear", "{arch}.rope.scaling.factor": 4.0}
-    same(load(write_gguf(tmp_path / "linear.gguf", linear, metadata=keys)), linear)
+    same(load_decoder(write_gguf(tmp_path / "linear.gguf", linear, metadata=keys)), linear)
     scaling = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                    original_max_position_embeddings=8192)
     llama3 = tiny("llama", head_dim=32, rope_parameters=scaling)
     divisors = (5e5 ** (-torch.arange(0, 32, 2) / 32) / llama3.model.rotary_emb.inv_freq).numpy()
     assert divisors.max() == pytest.approx(8, rel=1e-4)
     path = write_gguf(tmp_path / "llama3.gguf", llama3, tensors={"rope_freqs.weight": divisors})
-    same(load(path), llama3)
-    assert load(path).config.rope_scaling.kind == "llama3"                  # from the converted copy too
+    same(load_decoder(path), llama3)
+    assert load_decoder(path).config.rope_scaling.kind == "llama3"                  # from the converted copy too
     wrong = write_gguf(tmp_path / "wrong.gguf", llama3, tensors={"rope_freqs.weight": divisors[::-1].copy()})
     with pytest.raises(ValueError, match="not the RoPE scaling of Llama 3.1"):
-        load(wrong)
+        load_decoder(wrong)
 
 
 EXTRA = np.zeros((4, 64), np.float32)
@@ -106,7 +106,7 @@ EXTRA = np.zeros((4, 64), np.float32)
 def test_a_gguf_that_cannot_be_run(tmp_path, own_cache, changes, words):
     path = write_gguf(tmp_path / "tiny.gguf", tiny("llama"), **changes)
     with pytest.raises(ValueError, match=words):
-        load(path)
+        load_decoder(path)
     assert not own_cache.exists() or not list(own_cache.iterdir())          # nothing half is left
 
 
@@ -116,15 +116,15 @@ def test_a_gguf_that_is_cut_short_or_foreign(tmp_path):
     for length in (0, 10, 2_000, len(data) // 2, len(data) - 5_000):
         (tmp_path / "cut.gguf").write_bytes(data[:length])
         with pytest.raises(ValueError, match="cut short|not a GGUF"):
-            load(tmp_path / "cut.gguf")
+            load_decoder(tmp_path / "cut.gguf")
     (tmp_path / "text.gguf").write_text("a text")
     with pytest.raises(ValueError, match="does not begin with GGUF"):
-        load(tmp_path / "text.gguf")
+        load_decoder(tmp_path / "text.gguf")
 
 
 def test_an_unknown_tokenizer_can_be_left_out(tmp_path):
     path = write_gguf(tmp_path / "tiny.gguf", tiny("llama"), pre="tekken")
-    decoder = load(path, tokenizer=False)
+    decoder = load_decoder(path, tokenizer=False)
     assert decoder.tokenizer is None
     with pytest.raises(ValueError, match="splits text as 'tekken'"):        # asked for later, although converted
-        load(path)
+        load_decoder(path)

