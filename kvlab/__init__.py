@@ -10,7 +10,7 @@ _LAZY = {
     "AttentionShape": "kvlab.shapes", "Workload": "kvlab.shapes", "ModelSpec": "kvlab.shapes",
     "Layout": "kvlab.kv.cache", "kv_format": "kvlab.kv.formats", "Comparison": "kvlab.attention",
     "Trial": "kvlab.attention", "trial": "kvlab.attention", "Reading": "kvlab.record.reading",
-    "wide": "kvlab.record.wide", "read_table": "kvlab.record.store", "model": "kvlab.catalog.resolve",
+    "wide": "kvlab.record.wide", "read_table": "kvlab.record.store", "model_spec": "kvlab.catalog.resolve:model",
     "gpu": "kvlab.catalog.gpus",
     "size": "kvlab.api", "measure": "kvlab.api", "run": "kvlab.api", "figure": "kvlab.api",
     "findings": "kvlab.api", "reference": "kvlab.api", "export": "kvlab.record.export",
@@ -24,7 +24,8 @@ __all__ = ["__version__", *_LAZY]
 def __getattr__(name: str):
     if name not in _LAZY:
         raise AttributeError(f"module 'kvlab' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_LAZY[name]), name)
+    module, _, attribute = _LAZY[name].partition(":")
+    return getattr(import_module(module), attribute or name)
 
 
 def __dir__() -> list[str]:

@@ -322,5 +322,5 @@ def torch_sees_cuda():
 
 def test_size_takes_a_name_from_python_too():
     import kvlab as package
-    assert package.size("Qwen/Qwen2-72B", 4096) == package.size(package.model("Qwen/Qwen2-72B"), 4096)
+    assert package.size("Qwen/Qwen2-72B", 4096) == package.size(package.model_spec("Qwen/Qwen2-72B"), 4096)
     assert package.size("Qwen/Qwen2-72B", 4096).kv_bytes == 1_342_177_280

@@ -17,6 +17,7 @@ from kvlab.accuracy.statistics import Estimate, block_bootstrap, equivalence, n_
 from kvlab.accuracy.texts import text as text_of
 from kvlab.kv.formats import KVFormat
 from kvlab.kv.formats import kv_format as format_named
+from kvlab.model import tokenizer
 from kvlab.model.cache import calibrated
 from kvlab.record.reading import Reading
 
@@ -44,11 +45,8 @@ class Window(NamedTuple):
 
 
 def encode(decoder: Decoder, text: str) -> Tensor:
-    """Token ids of a text, without special tokens at its ends."""
-    if decoder.tokenizer is None:
-        raise ValueError(f"{decoder.name or 'this decoder'} has no tokenizer; load one with the model, or give token "
-                         "ids")
-    return torch.tensor(decoder.tokenizer.encode(text, add_special_tokens=False).ids, dtype=torch.long)
+    """Token ids of a text, without special tokens at its ends; refused where they do not give the text back."""
+    return tokenizer.encode(decoder.tokenizer, text)
 
 
 def windows(document: str, ids: Tensor, *, window: int = 512, count: int | None = 1, start: int = 0) -> list[Window]:
@@ -101,12 +99,12 @@ def score_windows(decoder: Decoder, chosen: Sequence[Window], formats="fp32", *,
     import pandas as pd
     if not chosen:
         raise ValueError("there are no windows to score; see windows(document, ids)")
+    if reference is not None and len(reference) != len(chosen):
+        raise ValueError(f"{len(reference)} reference states for {len(chosen)} windows; give those of the same windows")
+    own = reference is None and formats == "fp32"
     if reference is None:
         reference = hidden_states(decoder, chosen, variant=variant, told=told)
-    if len(reference) != len(chosen):
-        raise ValueError(f"{len(reference)} reference states for {len(chosen)} windows; give those of the same windows")
-    exact = isinstance(formats, str) and formats == "fp32"
-    states = reference if exact else hidden_states(decoder, chosen, formats, variant=variant, told=told)
+    states = reference if own else hidden_states(decoder, chosen, formats, variant=variant, told=told)
     frames = []
     for one, state_TH, reference_TH in zip(chosen, states, reference):
         told(f"{one.document}, window {one.index}, logits")

@@ -1,7 +1,7 @@
 """Does the error of a quantised KV cache grow with context? KL to the fp32 cache by position in one long window.
 
-Bears on the advice to be careful beyond 8K tokens. One text: position and subject are not told apart, so a trend must
-show in all formats alike or beyond the intervals.
+Bears on the article's claim that contexts beyond 8K tokens need more care. One text: position and subject are not told
+apart, so a trend must show in all formats alike or beyond the intervals.
 """
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Bytes against quality: what each KV format takes per token, and how far predictions move from the fp32 cache.
 
-Bears on the article's advice to store the cache in FP8 or INT8: a format above the line loses more than one that is no
-larger. Bytes hold scales and zero points.
+Bears on the article's claims that FP8 and INT8 caches lose next to nothing: a format above the line loses more than one
+that is no larger. Bytes hold scales and zero points.
 """
 from __future__ import annotations
 

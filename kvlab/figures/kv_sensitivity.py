@@ -1,7 +1,7 @@
 """Which layer's K or V suffers: KL to the fp32 cache with one of them at a time in a format, layer by side.
 
-Bears on the article's advice to give K and V one format everywhere: where rows differ by orders of magnitude, bytes are
-better spent on the few that need them.
+Bears on the article's claims about FP8 and INT8, which give K and V of all layers one format: where rows differ by
+orders of magnitude, bytes are better spent on the few that need them.
 """
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def converted(case: Conversion, told: Callable[[str], None], hardware: str = "")
     about = dict(source="accuracy.scoring", hardware=hardware)
     try:
         decoder, chosen, reference, ids = _scored(case, told)
-    except (ImportError, KeyError, ValueError, OSError) as error:
+    except (KeyError, ValueError, OSError) as error:
         why = " ".join(map(str, error.args)) or type(error).__name__
         return _rows(case, [missing(metric, unit, why, **about) for metric, unit in METRICS.items()], {})
     from kvlab.accuracy.scoring import compare, score_windows
@@ -58,8 +58,7 @@ def converted(case: Conversion, told: Callable[[str], None], hardware: str = "")
     from kvlab.model.heads import convert
     told(f"{case.method} to {case.num_kv_heads} KV heads")
     other = convert(decoder, case.num_kv_heads, case.method, case.distil_steps, ids)
-    # the format as an object: by the name "fp32" the reference's own states would be taken for those of `other`
-    scores = score_windows(other, chosen, kv_format("fp32"), reference=reference, told=told)
+    scores = score_windows(other, chosen, reference=reference, told=told)
     note = "the same function with more KV heads; only rounding differs" if case.method == "expand" else ABOUT
     readings = compare(scores).readings(method="against the model as it was", note=note, **about)
     c = other.config

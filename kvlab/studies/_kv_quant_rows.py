@@ -125,7 +125,7 @@ def _rows(case, readings: Callable, watch) -> list[dict]:
     try:
         decoder = _decoder(case.model, case.device)
         _windows(case)
-    except (KeyError, ValueError, ImportError) as error:
+    except (KeyError, ValueError, OSError) as error:
         why = str(error.args[0] if error.args else error)
         return [row for name, unit in METRICS.items() for row in whole(missing(name, unit, why, source="kv_quant"))]
     shape = decoder.config.shape(0)

@@ -62,9 +62,9 @@ def cases(size: str, *, device: str = "cpu", variants: tuple[VariantRef, ...] | 
     yield scored("int8/tensor", GUESSED)
     shape = _shape(name)
     if shape is not None:
-        workload = Workload.decode(shape, kv_len={"smoke": 1024, "small": 4096, "large": 8192}[size])
+        workload = Workload.decode(shape, kv_len={"smoke": 1024, "small": 2048, "large": 8192}[size])
         yield from _timed(workload, formats, variants or (VariantRef("sdpa"),), device)
-    common, sensed = dict(documents=documents[:2], device=device), 96 if size == "small" else 512
+    common, sensed = dict(documents=documents[:2], device=device), 64 if size == "small" else 512
     if size == "smoke":
         yield SensitivityCase(name, MIXED[0], window=64, **common)
         yield ContextCase(name, "fp8_e4m3", (LONG_TEXT,), 512, device=device)
@@ -125,5 +125,5 @@ def _shape(model: str) -> AttentionShape | None:
     from kvlab.model.load import load_decoder
     try:
         return load_decoder(model, tokenizer=False).config.shape(0)
-    except (KeyError, ValueError, ImportError):
+    except (KeyError, ValueError, OSError):
         return None

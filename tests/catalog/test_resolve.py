@@ -33,7 +33,7 @@ def add_weights(folder, name="model.safetensors"):
 def test_a_file_and_its_folder_are_one_model(folder):
     spec = model(str(folder))
     assert spec.layers == model(str(folder / "config.json")).layers and spec.num_layers == 4
-    assert spec.params is None and kvlab.model(str(folder)) == spec
+    assert spec.params is None and kvlab.model_spec(str(folder)) == spec
 
 
 def test_a_file_of_any_name_is_read_as_a_config(folder):
@@ -276,7 +276,7 @@ def test_a_local_config_is_sized_without_torch_pandas_or_the_hub(folder):
 
 
 def test_resolving_is_one_door_for_all():
-    assert kvlab.model is resolve.model
+    assert kvlab.model_spec is resolve.model
 
 
 def test_missing_shards_leave_the_bytes_that_their_index_states(tmp_path):

