@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvlab.attention import Inputs, VariantRef, trial
-from kvlab.kv.block_pool import BlockPool, OutOfBlocks
+from kvlab.kv.block_pool import BlockPool
 from kvlab.kv.cache import KVCache, Layout
 from kvlab.kv.formats import KVFormat, kv_format
 from kvlab.shapes import AttentionShape, Workload
@@ -23,19 +23,23 @@ DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def formats_of(given, num_layers: int) -> tuple[KVFormat, ...]:
-    """One format per layer from a name, a KVFormat, or a sequence of either."""
-    if isinstance(given, str | KVFormat):
-        given = [given] * num_layers
-    formats = tuple(kv_format(one) if isinstance(one, str) else one for one in given)
-    if len(formats) != num_layers:
-        raise ValueError(f"{len(formats)} KV formats for {num_layers} layers; give one for all, or one per layer")
+    """One format per layer, with its scales, from a name, a KVFormat, or a sequence of either."""
+    formats = _per_layer(given, num_layers)
     if uncalibrated := [fmt.name for fmt in formats if fmt.static]:
         raise ValueError(f"{uncalibrated[0]} has static scales: find them first, formats = calibrated(decoder, "
                          f"{uncalibrated[0]!r}, token ids of another text)")
-    return formats
+    return tuple(formats)
 
 
-class _Attention:
+def _per_layer(given, num_layers: int) -> list[KVFormat]:
+    if isinstance(given, str | KVFormat):
+        given = [given] * num_layers
+    if len(given) != num_layers:
+        raise ValueError(f"{len(given)} KV formats for {num_layers} layers; give one for all, or one per layer")
+    return [kv_format(one) if isinstance(one, str) else one for one in given]
+
+
+class Attention:
     """Calls a Variant on a layer's cache: the same code that kvlab measures, one Trial per layer and step."""
 
     def __init__(self, shapes: Sequence[AttentionShape], formats, dtype, device: str):
@@ -47,17 +51,17 @@ class _Attention:
         self._runnable: set = set()
         self._scratch: dict = {}
 
-    def _changes(self, layer: int) -> bool:
-        """Whether what is stored of a token changes with the tokens after it."""
-        fmt, shape = self.formats[layer], self.shapes[layer]
-        return fmt.token_group(shape) > 1 or any(codec.residual for codec, _ in fmt.sides(shape))
+    def depends_on_later(self, layer: int) -> bool:
+        """Whether what a layer stores of a token changes with the tokens after it."""
+        return self.formats[layer].depends_on_later(self.shapes[layer])
 
     def _attend(self, layer: int, variant: VariantRef, layout: Layout, inputs: Inputs) -> Tensor:
         shape, fmt = self.shapes[layer], inputs.cache.format
         one = trial(variant, Workload(shape, inputs.q_lens, inputs.kv_lens), kv_format=fmt.name, layout=layout,
                     dtype=self.dtype, device=self.device)
-        kind = (shape, fmt.name, variant, one.workload.phase)
-        if kind not in self._runnable:                  # once for every kind of call; the lengths decide nothing more
+        kind = (shape, fmt.name, variant, frozenset((q == 1, q == n, n > (shape.window or n))
+                                                    for q, n in zip(inputs.q_lens, inputs.kv_lens)))
+        if kind not in self._runnable:                  # once for every kind of call, not for every length
             if why := one.why_not():
                 raise ValueError(f"layer {layer}: {variant.label} cannot compute this call: {why}")
             self._runnable.add(kind)
@@ -65,7 +69,7 @@ class _Attention:
         return variant.load().prepare(one, inputs)()
 
 
-class DecoderCache(_Attention):
+class DecoderCache(Attention):
     """K and V of a batch of sequences in all layers; kv_lens are the tokens that each holds.
 
     Contiguous (layout without block_size): each sequence has room for `tokens` tokens. Paged: blocks come from a
@@ -79,6 +83,7 @@ class DecoderCache(_Attention):
         super().__init__(shapes, formats, dtype, device)
         self.variant, self.layout, self.tokens = variant, layout, tokens
         self.kv_lens = [0] * sequences
+        self._half_done: set[int] = set()                # sequences of a step that was begun and not committed
         self.pool: BlockPool | None = None
         whole = Workload(shapes[0], (1,), (tokens,))
         for layer, fmt in enumerate(self.formats):
@@ -92,6 +97,10 @@ class DecoderCache(_Attention):
             room = 1 + sequences * -(-tokens // layout.block_size)
             self.pool = BlockPool(room if num_blocks is None else num_blocks, layout.block_size)
             self.tables = [[] for _ in range(sequences)]
+            order = torch.arange(1, self.pool.num_blocks)
+            if layout.page_order == "random":
+                order = order[torch.randperm(len(order), generator=torch.Generator().manual_seed(0))]
+            self._places = [0, *order.tolist()]          # where in the storage each of the pool's blocks lies
         self.layers = []
         for shape, fmt in zip(self.shapes, self.formats):
             group = fmt.token_group(shape)
@@ -111,15 +120,25 @@ class DecoderCache(_Attention):
         return sum(fmt.nbytes(n, shape) for shape, fmt in zip(self.shapes, self.formats) for n in self.kv_lens if n)
 
     def begin(self, q_lens: Sequence[int], sequences: Sequence[int]) -> None:
-        """Make room for q_lens new tokens of those sequences. Raises OutOfBlocks, and then holds what it held."""
+        """Make room for q_lens new tokens of those sequences.
+
+        Raises OutOfBlocks where the pool runs dry; the sequences then hold what they held, and may keep blocks that
+        were made ready for this step, which serve the next. A sequence whose last step failed half way is refused.
+        """
         self._scratch.clear()
         for n, b in zip(q_lens, sequences):
+            if b in self._half_done:
+                raise ValueError(f"the last step of sequence {b} failed half way, so that its layers hold different "
+                                 f"tokens; free({b}) and give it its tokens anew")
             if self.kv_lens[b] + n > self.tokens:
                 raise ValueError(f"sequence {b} would hold {self.kv_lens[b] + n} tokens, and this cache was made for "
                                  f"{self.tokens}; make one with room for more")
             if self.pool:
-                self.pool.append(self.tables[b], self.kv_lens[b], n)        # blocks of a step that fails serve the next
+                self.pool.append(self.tables[b], self.kv_lens[b], n)
         self._q_lens, self._sequences = tuple(q_lens), list(sequences)
+        self._half_done.update(sequences)
+        self._placed = {b: [self._places[i] for i in self.tables[b]] if self.pool else self.tables[b]
+                        for b in sequences}
         self._tables_BM: dict[tuple, Tensor] = {}                    # of the step, the same for every layer
 
     def attend(self, layer: int, q_TQD: Tensor, k_TKD: Tensor, v_TKE: Tensor) -> Tensor:
@@ -127,19 +146,19 @@ class DecoderCache(_Attention):
         cache, q_lens = self.layers[layer], self._q_lens
         k = k_TKD.split(q_lens)
         v = [None] * len(k) if self.shapes[layer].v_in_k else v_TKE.split(q_lens)
-        several = [i for i, n in enumerate(q_lens) if n > 1 and self._changes(layer)]
+        several = [i for i, n in enumerate(q_lens) if n > 1 and self.depends_on_later(layer)]
         whole = [self._with_earlier(layer, self._sequences[i], k[i], v[i]) for i in several]
         for b, k_own, v_own in zip(self._sequences, k, v):
             if self.kv_lens[b]:
-                cache.append(k_own, v_own, self.tables[b], self.kv_lens[b], b)
+                cache.append(k_own, v_own, self._placed[b], self.kv_lens[b], b)
             else:
-                cache.write(cache.format.encode(k_own, v_own), self.tables[b], b)
+                cache.write(cache.format.encode(k_own, v_own), self._placed[b], b)
         if not several:
             return self._over(layer, q_TQD, list(range(len(q_lens))))
         out, q = [None] * len(q_lens), q_TQD.split(q_lens)
         for i, (k_SKD, v_SKE) in zip(several, whole):
             out[i] = self._attend(layer, self.variant, self.layout,
-                                  _alone(self.shapes[layer], kv_format(self.dtype), self.layout, q[i], k_SKD, v_SKE))
+                                  alone(self.shapes[layer], kv_format(self.dtype), self.layout, q[i], k_SKD, v_SKE))
         if single := [i for i in range(len(q_lens)) if i not in several]:
             outs = self._over(layer, torch.cat([q[i] for i in single]), single).split([q_lens[i] for i in single])
             for i, one in zip(single, outs):
@@ -159,24 +178,27 @@ class DecoderCache(_Attention):
         n, cache = self.kv_lens[sequence], self.layers[layer]
         if not n:
             return k_TKD, v_TKE
-        k_SKD, v_SKE = cache.format.decode(cache.gather(self.tables[sequence], n, sequence), cache.shape, k_TKD.dtype)
+        k_SKD, v_SKE = cache.format.decode(cache.gather(self._placed[sequence], n, sequence), cache.shape, k_TKD.dtype)
         return torch.cat([k_SKD, k_TKD]), None if v_TKE is None else torch.cat([v_SKE, v_TKE])
 
     def commit(self) -> None:
         """The step is done: its tokens count."""
         for n, b in zip(self._q_lens, self._sequences):
             self.kv_lens[b] += n
+        self._half_done.difference_update(self._sequences)
 
     def free(self, sequence: int) -> None:
         """Forget a sequence and give its blocks back."""
         self.kv_lens[sequence] = 0
+        self._half_done.discard(sequence)
         if self.pool:
             self.pool.free(self.tables[sequence])
             self.tables[sequence] = []
 
     def _block_table(self, sequences: list[int]) -> Tensor:
         if (chosen := tuple(sequences)) not in self._tables_BM:
-            tables = [self.tables[b] for b in sequences]
+            # of a contiguous cache `_of` chooses the blocks themselves, one each
+            tables = [self._placed[b] for b in sequences] if self.pool else [[i] for i in range(len(sequences))]
             longest = max(map(len, tables))
             self._tables_BM[chosen] = torch.tensor([t + [0] * (longest - len(t)) for t in tables], device=self.device)
         return self._tables_BM[chosen]
@@ -194,7 +216,7 @@ class DecoderCache(_Attention):
         return part
 
 
-def _alone(shape: AttentionShape, fmt: KVFormat, layout: Layout, q_TQD: Tensor, k_SKD: Tensor,
+def alone(shape: AttentionShape, fmt: KVFormat, layout: Layout, q_TQD: Tensor, k_SKD: Tensor,
            v_SKE: Tensor | None) -> Inputs:
     """The newest tokens of one sequence over its whole K and V, stored for this one call."""
     S, device = len(k_SKD), str(q_TQD.device)
@@ -205,95 +227,16 @@ def _alone(shape: AttentionShape, fmt: KVFormat, layout: Layout, q_TQD: Tensor, 
     return Inputs(q_TQD, (len(q_TQD),), (S,), cache, torch.tensor([blocks], device=device), seed=0)
 
 
-class TeacherCache(_Attention):
-    """For scoring a text: every token attends to the cache as it stands when that token is the newest.
-
-    Where a token's stored bytes depend on it alone, the whole text is one call. Where tokens share a scale, or the
-    newest stay in full precision, each token is a sequence of its own, over blocks that are shared as far as they no
-    longer change: the same as decoding the text token by token, and no token sees what later ones do to its group.
-    variant None: sdpa, and paged for those formats.
-    """
-
-    def __init__(self, shapes: Sequence[AttentionShape], formats, variant: VariantRef | None, *, dtype, device: str):
-        super().__init__(shapes, formats, dtype, device)
-        self.kv_lens = [0]
-        self.variants = tuple(variant or VariantRef("paged" if self._changes(layer) else "sdpa")
-                              for layer in range(len(self.shapes)))
-
-    def begin(self, q_lens: Sequence[int], sequences: Sequence[int]) -> None:
-        if len(q_lens) != 1 or self.kv_lens[0]:
-            raise ValueError("a teacher's cache takes one whole text, once; make another for the next")
-        self._scratch.clear()
-        self._tokens = q_lens[0]
-
-    def commit(self) -> None:
-        self.kv_lens = [self._tokens]
-
-    def attend(self, layer: int, q_TQD: Tensor, k_TKD: Tensor, v_TKE: Tensor) -> Tensor:
-        """Causal attention of all tokens, each over the stored K and V as they were at its time; [T, Q, E]."""
-        shape, fmt, variant, T = self.shapes[layer], self.formats[layer], self.variants[layer], self._tokens
-        v_TKE = None if shape.v_in_k else v_TKE
-        if self._changes(layer):
-            cache, tables = snapshots(shape, fmt, k_TKD, v_TKE, self.device)
-            layout = Layout(cache.block_size)
-            inputs = Inputs(q_TQD, (1,) * T, tuple(range(1, T + 1)), cache, tables, seed=0)
-        else:
-            layout = variant.default_layout
-            inputs = _alone(shape, fmt, layout, q_TQD, k_TKD, v_TKE)
-        return self._attend(layer, variant, layout, inputs)
-
-
-def snapshots(shape: AttentionShape, fmt: KVFormat, k_TKD: Tensor, v_TKE: Tensor | None,
-              device: str) -> tuple[KVCache, Tensor]:
-    """A text's cache at every length: T sequences, the t-th holding the first t + 1 tokens; (cache, block tables).
-
-    With a residual, what has been encoded never changes: all share the same blocks, and each has its own tail.
-    Without, a group is rounded anew with each token that joins it, as KVCache.append does: each has its own last block.
-    """
-    T, group = k_TKD.shape[0], fmt.token_group(shape)
-    size = -(-16 // group) * group
-    blocks = -(-T // size)
-    if any(codec.residual for codec, _ in fmt.sides(shape)):
-        cache = KVCache(shape, fmt, 1 + blocks, size, device=device, sequences=T)
-        shared = list(range(1, 1 + blocks))
-        # what is encoded was in the tail before, and so was rounded to its dtype
-        k_TKD, v_TKE = (x if tail is None else x.to(tail.dtype).to(x.dtype)
-                        for x, tail in ((k_TKD, cache.k_tail), (v_TKE, cache.v_tail)))
-        cache.write(fmt.encode(k_TKD, v_TKE), shared)
-        time_T1 = torch.arange(T, device=device)[:, None]
-        for (codec, _), tail, x_TKD in zip(fmt.sides(shape), (cache.k_tail, cache.v_tail), (k_TKD, v_TKE)):
-            if tail is not None:
-                settled_T1 = torch.tensor([[codec.settled(t + 1)] for t in range(T)], device=device)
-                token_TR = settled_T1 + torch.arange(codec.residual, device=device)
-                tail[:] = x_TKD[token_TR.minimum(time_T1)].transpose(1, 2)
-        return cache, torch.tensor(shared, device=device).expand(T, -1)
-    cache = KVCache(shape, fmt, 1 + T, size, device=device)
-    tables = []
-    for t in range(T):
-        own, held = 1 + t, t % size
-        if held:
-            for array in cache.arrays:
-                array[own] = array[own - 1]
-        cache.append(k_TKD[t:t + 1], None if v_TKE is None else v_TKE[t:t + 1], [own], held)
-        full = [1 + end for end in range(size - 1, t, size)]           # the blocks before, as they were when full
-        tables.append([*full, own] + [0] * (blocks - len(full) - 1))
-    return cache, torch.tensor(tables, device=device)
-
-
 def calibrated(decoder, given, ids: Tensor) -> tuple[KVFormat, ...]:
     """One format per layer with the static scales that a pass over a calibration text finds, in full precision.
 
     ids: token ids of a text that is not evaluated. Formats without static scales are returned as they are.
     """
-    if ids.numel() == 0:
+    if len(ids) == 0:
         raise ValueError("the calibration text is empty; give token ids of a text of some hundred tokens")
-    named = [given] * decoder.config.num_layers if isinstance(given, str | KVFormat) else given
-    found = [kv_format(one) if isinstance(one, str) else one for one in named]
+    found = _per_layer(given, decoder.config.num_layers)
 
     def observe(layer, q_TQD, k_TKD, v_TKE):
         found[layer] = found[layer].calibrate(k_TKD, None if decoder.config.shape(layer).v_in_k else v_TKE)
     decoder.hidden([ids], decoder.teacher(), observe=observe)
     return tuple(found)
-
-
-__all__ = ["DecoderCache", "OutOfBlocks", "TeacherCache", "calibrated", "formats_of", "snapshots"]

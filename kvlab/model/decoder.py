@@ -15,8 +15,9 @@ from torch.nn.functional import linear, rms_norm, silu
 from kvlab.attention import VariantRef
 from kvlab.kv.cache import Layout
 from kvlab.model import rope
-from kvlab.model.cache import DTYPES, DecoderCache, TeacherCache
+from kvlab.model.cache import DTYPES, DecoderCache
 from kvlab.model.config import DecoderConfig
+from kvlab.model.teacher import TeacherCache
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -83,12 +84,17 @@ class Decoder:
 
         ids: the new token ids of each sequence; sequences: which of the cache's they are (default the first ones).
         observe: told each layer's q, k, v after RoPE, before they are stored. NaN or infinity stops with ValueError,
-        naming layer and token; OutOfBlocks where a paged cache's pool runs dry, and then nothing has changed.
+        naming layer and token; OutOfBlocks where a paged cache's pool runs dry: the sequences then hold what they held.
         """
         sequences = list(range(len(ids)) if sequences is None else sequences)
-        if len(sequences) != len(ids) or not set(sequences) <= set(range(len(cache.kv_lens))):
-            raise ValueError(f"{len(ids)} texts for sequences {sequences}; this cache has {len(cache.kv_lens)}")
-        tokens_T = torch.cat([torch.as_tensor(one, device=self.device) for one in ids])
+        if len({*sequences} & {*range(len(cache.kv_lens))}) != len(ids) or len(sequences) != len(ids):
+            raise ValueError(f"{len(ids)} texts for sequences {sequences}; give each one of its own, of the "
+                             f"{len(cache.kv_lens)} that this cache has")
+        ids = [torch.as_tensor(one, device=self.device) for one in ids]
+        if wrong := [one for one in ids if one.dim() != 1 or one.dtype not in (torch.int64, torch.int32)]:
+            raise ValueError(f"token ids are whole numbers in one dimension, got {wrong[0].dtype} of shape "
+                             f"{tuple(wrong[0].shape)}")
+        tokens_T = torch.cat(ids)
         q_lens, starts = [len(one) for one in ids], [cache.kv_lens[b] for b in sequences]
         self._check(tokens_T, q_lens, starts)
         cache.begin(q_lens, sequences)

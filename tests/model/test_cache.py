@@ -10,10 +10,12 @@ from kvlab.model.cache import calibrated
 from kvlab.model.decoder import Decoder
 
 LENGTH = 41                                     # no multiple of a group, and beyond two blocks
+MIXED = ("kivi4/g8/r16+int8/block16", "int8/block16+kivi4/g8/r16", "kivi4/g8/r16+int4/channel/g32",
+         "kivi4/g8/r16+fp32", "fp32+kivi2/g4/r8")
 
 
 @pytest.mark.parametrize("name", [*format_names(), "kivi4/g8/r16", "kivi2/g4/r8", "int4/channel/g32+fp32",
-                                  "fp32+int8/block16"])
+                                  "fp32+int8/block16", *MIXED])
 def test_scoring_is_decoding_token_by_token(name):
     decoder, text = Decoder.random(tiny(head_dim=12)), ids(LENGTH)
     formats = calibrated(decoder, name, ids(50, 9))
@@ -22,13 +24,13 @@ def test_scoring_is_decoding_token_by_token(name):
     cache = decoder.cache(64, kv_format=formats, variant="paged", layout=Layout(-(-16 // group) * group))
     decoded = torch.cat([decoder.hidden([token], cache) for token in text.split(1)])
     exact = decoder.hidden([text], decoder.teacher())
-    # 16-bit codes may round the other way where the states differ in their last bits
-    assert (scored - decoded).norm() <= (3e-4 if "16" in name or "kivi" in name else 1e-5) * exact.norm()
+    # 16-bit codes and tails may round the other way where the states differ in their last bits
+    assert (scored - decoded).norm() <= (2e-4 if "16" in name or "kivi" in name else 1e-5) * exact.norm()
     if name != "fp32":
         assert (scored - exact).norm() > 1e-5 * exact.norm()
 
 
-@pytest.mark.parametrize("name", format_names())
+@pytest.mark.parametrize("name", [*format_names(), *MIXED])
 def test_no_token_sees_what_comes_after_it(name):
     decoder = Decoder.random(tiny())
     formats = calibrated(decoder, name, ids(50, 9))
@@ -65,7 +67,7 @@ def test_a_teacher_takes_one_text_once():
     decoder.hidden([ids(4)], cache)
     with pytest.raises(ValueError, match="one whole text, once"):
         decoder.hidden([ids(4)], cache)
-    with pytest.raises(ValueError, match="2 texts for sequences .* this cache has 1"):
+    with pytest.raises(ValueError, match="2 texts for sequences .* of the 1 that this cache has"):
         decoder.hidden([ids(4), ids(4)], decoder.teacher())
 
 
@@ -87,7 +89,9 @@ def test_calibration_finds_each_layers_own_scales():
         for codec, x in zip((fmt.k, fmt.v), seen[layer]):
             assert torch.allclose(codec.scales[0].flatten(), x.abs().max() / 127)
     mixed = calibrated(decoder, ["fp32", "int8/tensor+int4/token"], text)
-    assert mixed[0].name == "fp32" and not mixed[1].static
+    assert [fmt.name for fmt in mixed] == ["fp32", "int8/tensor+int4/token"] and not mixed[1].static
+    with pytest.raises(ValueError, match="1 KV formats for 2 layers"):
+        calibrated(decoder, ["int8/tensor"], text)
     with pytest.raises(ValueError, match="calibration text is empty"):
         calibrated(decoder, "int8/tensor", ids(0))
 
@@ -103,3 +107,59 @@ def test_freed_sequences_give_their_blocks_back_and_can_be_used_again():
     decoder.hidden([ids(10)], cache, sequences=[0])
     assert torch.allclose(decoder.hidden([ids(1, 2)], cache, sequences=[0]), alone, atol=1e-5)
     cache.pool.check(cache.tables)
+
+
+@pytest.mark.parametrize("chosen", [[1], [0, 2], [2, 0]])
+@pytest.mark.parametrize("name, variant, layout", [("kivi4/g8/r16", "paged", Layout(8, "random")),
+                                                   ("kivi4/g8/r16", "sdpa", None), ("int8/token", "sdpa", None),
+                                                   ("int8/token", "paged", Layout())])
+def test_a_step_of_some_sequences_is_each_of_them_alone(name, variant, layout, chosen):
+    decoder, texts = Decoder.random(tiny()), [ids(19, 1), ids(26, 2), ids(7, 3)]
+
+    def fresh(sequences):
+        return decoder.cache(40, kv_format=name, variant=variant, layout=layout, sequences=sequences)
+    cache = fresh(3)
+    decoder.hidden(texts, cache)
+    got = decoder.hidden([ids(1, 10 + b) for b in chosen], cache, sequences=chosen)
+    for i, b in enumerate(chosen):
+        alone = fresh(1)
+        decoder.hidden([texts[b]], alone)
+        assert torch.allclose(got[i], decoder.hidden([ids(1, 10 + b)], alone)[0], atol=2e-5)
+    assert cache.kv_lens == [len(t) + (b in chosen) for b, t in enumerate(texts)]
+
+
+def test_random_pages_lie_in_no_order_and_change_nothing():
+    decoder, text = Decoder.random(tiny()), ids(40)
+    places = []
+    for order in ("in_order", "random"):
+        cache = decoder.cache(40, variant="paged", layout=Layout(4, order))
+        assert torch.allclose(decoder.hidden([text], cache), decoder.hidden([text], decoder.teacher()), atol=2e-5)
+        places.append(cache._placed[0])
+    assert places[0] == sorted(places[0]) != places[1] and sorted(places[1]) == places[0]
+
+
+def test_a_step_that_failed_half_way_spoils_its_sequence_until_it_is_freed():
+    decoder = Decoder.random(tiny())
+    weight = decoder.weights["model.layers.1.mlp.down_proj.weight"]
+    cache = decoder.cache(40, kv_format="kivi4/g8/r16", variant="paged", layout=Layout(8))
+    decoder.hidden([ids(10)], cache)
+    kept, weight[3, 2] = weight[3, 2].clone(), float("nan")
+    with pytest.raises(ValueError, match="layer 1"):
+        decoder.hidden([ids(1, 2)], cache)
+    weight[3, 2] = kept
+    with pytest.raises(ValueError, match=r"failed half way.*free\(0\)"):
+        decoder.hidden([ids(1, 2)], cache)
+    cache.free(0)
+    decoder.hidden([ids(10)], cache)
+    cache.pool.check(cache.tables)
+
+
+def test_why_not_is_asked_for_every_kind_of_call(monkeypatch):
+    from kvlab.attention.sdpa import Sdpa
+    asked = []
+    monkeypatch.setattr(Sdpa, "why_not", lambda self, one: asked.append((one.workload.q_lens, one.workload.kv_lens)))
+    decoder = Decoder.random(tiny())
+    cache = decoder.cache(40)
+    for n in (5, 6, 6, 1, 1):
+        decoder.hidden([ids(n)], cache)
+    assert asked == [((5,), (5,)), ((6,), (11,)), ((1,), (18,))]

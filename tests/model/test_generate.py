@@ -1,4 +1,4 @@
-"""Greedy tokens do not depend on where the cache lies, nor on being thrown out of it half way."""
+"""Greedy tokens depend neither on where the cache lies nor on being thrown out of it half way, in any format."""
 import pytest
 import torch
 from test_decoder import ids, one_thread, tiny  # noqa: F401
@@ -36,9 +36,24 @@ def test_contiguous_paged_and_preempted_give_the_same_tokens():
     assert contiguous.steps == 25 < tiny_pool.steps
 
 
+@pytest.mark.parametrize("kv_format", ["int8/token", "kivi4/g8/r16", "int8/block16"])
+def test_a_preempted_sequence_of_a_quantised_cache_goes_on_as_it_began(kv_format):
+    made = decoder()
+    free = greedy(made, PROMPTS, 25, kv_format=kv_format, variant="paged", layout=Layout(16))
+    tight = greedy(made, PROMPTS, 25, kv_format=kv_format, variant="paged", layout=Layout(16), num_blocks=5)
+    assert tight.tokens == free.tokens and free.preemptions == 0 < tight.preemptions
+
+
+@pytest.mark.parametrize("name, what", [("model.norm.weight", 3), ("lm_head.weight", 7)])
+def test_nan_logits_stop_with_the_sequence_named(name, what):
+    made = decoder()
+    made.weights[name][what] = float("nan")
+    with pytest.raises(ValueError, match="NaN or infinite logits, first of sequence 0 at token 5"):
+        greedy(made, PROMPTS, 3)
+
+
 @pytest.mark.parametrize("kv_format", ["int8/token", "kivi4/g8/r16"])
 def test_sequences_of_a_quantised_batch_are_those_alone(kv_format):
-    """Tails of a residual follow their sequence, also when only some of a batch are running."""
     made = decoder()
     together = greedy(made, PROMPTS, 20, kv_format=kv_format, variant="paged", layout=Layout(8))
     alone = [greedy(made, [p], 20, kv_format=kv_format, variant="paged", layout=Layout(8)).tokens[0] for p in PROMPTS]
@@ -59,9 +74,9 @@ def test_a_stop_token_ends_its_sequence_and_no_other():
 @pytest.mark.parametrize("make, match", [
     (lambda d: greedy(d, PROMPTS, 0), "max_new=0"), (lambda d: greedy(d, [], 3), "no prompts"),
     (lambda d: greedy(d, PROMPTS, 20, variant="paged", layout=Layout(4), num_blocks=8),
-     "needs more than the pool's 7 blocks even alone .*give num_blocks=10 or more"),
+     "34 tokens needs more than the pool's 7 blocks even alone; give num_blocks=10 or more"),
     (lambda d: greedy(d, PROMPTS, 20, variant="paged", layout=Layout(4), num_blocks=3), "even alone"),
-    (lambda d: greedy(d, PROMPTS, 126), "beyond the 128 of context"),
+    (lambda d: greedy(d, PROMPTS, 115), "129 tokens, prompt and max_new, are beyond the 128 of context"),
 ])
 def test_wrong_use_is_refused_in_words(make, match):
     with pytest.raises(ValueError, match=match):

@@ -166,6 +166,10 @@ class KVFormat:
         """Tokens that share a stored row; a paged layout's block_size must be a multiple of it."""
         return math.lcm(*(codec.token_group(width) for codec, width in self.sides(shape)))
 
+    def depends_on_later(self, shape: AttentionShape) -> bool:
+        """Whether what is stored of a token changes with those behind it: tokens share a scale, or some stay in fp16."""
+        return self.token_group(shape) > 1 or any(codec.residual for codec, _ in self.sides(shape))
+
     def period(self, shape: AttentionShape) -> int:
         """Tokens after which storage has grown by the same bytes again: a token group, or a residual's turn."""
         return math.lcm(self.token_group(shape), *(max(1, codec.residual) for codec, _ in self.sides(shape)))

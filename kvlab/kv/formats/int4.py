@@ -1,7 +1,8 @@
 """INT4 and INT2, packed into bytes, asymmetric with scale and zero point in fp16; and KIVI, which mixes two grains.
 
 KIVI: K per channel in groups of g tokens, V per token in groups of g channels; the newest kv_len % r tokens of K and
-the newest r of V stay in fp16.
+the newest r of V stay in fp16. A step is stored before it is attended to: its reference code attends first, so that the
+token which fills K's residual still meets it in full precision there, and encoded here.
 Source: arXiv 2402.02750 and its reference code (fp16 scales and zero points).
 """
 from __future__ import annotations
