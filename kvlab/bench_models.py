@@ -64,7 +64,7 @@ def paged_against_contiguous() -> tuple[float, float, float]:
 
 
 def memory_of_scoring() -> tuple[float, float, float]:
-    """Most resident bytes of a process that scores 512 tokens as `kvlab.accuracy` does, less those of the weights.
+    """Most resident bytes of a process that scores 512 tokens under INT8 against fp32, less those of the weights.
 
     The high-water mark that the kernel keeps. Python and torch count in it. The weights are mapped from a file; scoring
     reads all of them, so all their pages are resident and all are taken off.
@@ -84,7 +84,7 @@ from kvlab.accuracy.scoring import Window, score_windows
 from kvlab.bench_models import _text
 from kvlab.model.load import load_decoder
 decoder = load_decoder(sys.argv[1], tokenizer=False)
-score_windows(decoder, [Window("made up", 0, _text(int(sys.argv[2])))])
+score_windows(decoder, [Window("made up", 0, _text(int(sys.argv[2])))], "int8/token")
 with open("/proc/self/status") as file:
     peak = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
 print(peak - sum(w.nbytes for w in decoder.weights.values()))
@@ -143,7 +143,7 @@ def _filled(decoder, variant: str):
     cache.begin([KV_LEN], [0])
     for layer, (storage, shape) in enumerate(zip(cache.layers, cache.shapes)):
         k_SKD, v_SKD = torch.randn(2, KV_LEN, shape.num_kv_heads, shape.head_dim, generator=generator)
-        storage.write(cache.formats[layer].encode(k_SKD, v_SKD), cache.tables[0])
+        storage.write(cache.formats[layer].encode(k_SKD, v_SKD), cache._placed[0])
     cache.commit()
     return cache
 

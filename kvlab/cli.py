@@ -310,6 +310,8 @@ def score(model: Annotated[str, typer.Argument(help="smollm2-135m, a .gguf file,
     names = list(dict.fromkeys(name.strip() for name in kv_format.split(",") if name.strip()))
     if not names:
         raise ValueError("--kv-format names no format; give one or more of kvlab ls formats, with commas between")
+    if not 0 < margin < float("inf"):
+        raise ValueError(f"--margin {margin:g} must be a number above 0, such as 0.001 for 0.1 %")
     frames = score_each(model, text, names, window=window, count=count, start=start,
                         calibration=calibration or CALIBRATION)
     frames = tqdm(frames, total=len(names), unit="format", disable=as_json)

@@ -99,11 +99,13 @@ def print_scores(found) -> None:
     """Per format: KL, top-1 agreement, change of perplexity, and what the equivalence test makes of it."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     margin = next(iter(found.values())).margin if found else 0.0
-    said = {"below": f"loss below {100 * margin:g} %", "above": f"loss above {100 * margin:g} %"}
+    said = {"below": f"change below {100 * margin:g} %", "above": f"loss above {100 * margin:g} %",
+            "gain": f"gain above {100 * margin:g} %"}
     for column in ("format", "KL (nat)", "top-1 agreement", "perplexity", "change", "equivalence test"):
         table.add_column(column, overflow="fold")
     for name, q in found.items():
-        verdict = said.get(q.verdict) or f"inconclusive: some {q.n_needed:,} tokens would decide, here {q.loss.n:,}"
+        verdict = said.get(q.verdict) or (f"inconclusive: ±{50 * margin:g} % would take {q.n_needed:,} tokens, here "
+                                          f"{q.loss.n:,}")
         table.add_row(name, f"{q.kl.value:.2g} [{q.kl.low:.2g}, {q.kl.high:.2g}]",
                       f"{q.top1_agreement.value:.3f} [{q.top1_agreement.low:.3f}, {q.top1_agreement.high:.3f}]",
                       f"{q.perplexity.value:.2f}", f"{100 * q.loss.value:+.2f} % [{100 * q.loss.low:+.2f}, "

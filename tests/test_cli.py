@@ -324,3 +324,58 @@ def test_size_takes_a_name_from_python_too():
     import kvlab as package
     assert package.size("Qwen/Qwen2-72B", 4096) == package.size(package.model_spec("Qwen/Qwen2-72B"), 4096)
     assert package.size("Qwen/Qwen2-72B", 4096).kv_bytes == 1_342_177_280
+
+
+@pytest.fixture
+def scorable(tmp_path):
+    """A folder with a tiny random model and a tokenizer of bytes, and a text."""
+    safetensors = pytest.importorskip("safetensors.torch", reason="reads a model from safetensors")
+    tokenizers = pytest.importorskip("tokenizers", reason="cuts text into tokens")
+    from kvlab.model.config import DecoderConfig
+    from kvlab.model.decoder import Decoder
+    facts = dict(model_type="llama", vocab_size=256, hidden_size=24, intermediate_size=16, num_hidden_layers=1,
+                 num_attention_heads=1, num_key_value_heads=1, head_dim=8, max_position_embeddings=128,
+                 rms_norm_eps=1e-5, rope_theta=1e4, hidden_act="silu", tie_word_embeddings=False)
+    folder, text = tmp_path / "tiny", tmp_path / "mine.txt"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(facts))
+    made = Decoder.random(DecoderConfig.from_config(facts, "made"))
+    safetensors.save_file(made.weights, folder / "model.safetensors")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    cutter = tokenizers.Tokenizer(tokenizers.models.BPE({one: i for i, one in enumerate(alphabet)}, []))
+    cutter.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    cutter.decoder = tokenizers.decoders.ByteLevel()
+    cutter.save(str(folder / "tokenizer.json"))
+    text.write_text(" ".join(str(i * i) for i in range(60)))
+    return str(folder), f"file:{text}"
+
+
+def test_score_prints_a_line_per_format_and_json_of_the_same(scorable, run_here):
+    model, text = scorable
+    asked = ("score", model, "--text", text, "--kv-format", "int8/token, fp8_e4m3", "--window", "64")
+    code, out, err = run_here(*asked)
+    assert code == 0 and "Traceback" not in err
+    for said in ("int8/token", "fp8_e4m3", "KL (nat)", "2 × 64 tokens", "an fp32 cache", "95 %"):
+        assert said in out
+    code, out, _ = run_here(*asked, "--json")
+    found = json.loads(out)
+    assert code == 0 and list(found) == ["int8/token", "fp8_e4m3"]
+    assert 0 < found["int8/token"]["kl"]["value"] < found["fp8_e4m3"]["kl"]["value"]
+    assert found["fp8_e4m3"]["kl"]["n"] == 128 and found["fp8_e4m3"]["margin"] == 0.001
+
+
+@pytest.mark.parametrize("more, said", [
+    (("--margin", "0"), "--margin 0 must be a number above 0"), (("--margin", "nan"), "--margin nan must"),
+    (("--kv-format", " ,"), "names no format"), (("--kv-format", "int8/tokn"), "int8/token"),
+    (("--text", "pydoc:execmodl"), "pydoc:execmodl")])
+def test_score_refuses_before_it_loads_the_model(more, said, run_here, tmp_path):
+    mine = tmp_path / "a.txt"
+    mine.write_text("word " * 900)
+    code, out, err = run_here("score", "no/such-model", "--text", f"file:{mine}", *more)
+    assert code == 2 and out == "" and said in err and "no/such-model" not in err
+
+
+def test_score_says_that_a_text_is_too_short(scorable, run_here):
+    model, text = scorable
+    code, _, err = run_here("score", model, "--text", text, "--window", "512")
+    assert code == 2 and "1024 are needed for 2 × 512" in err

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvlab.record._merged import _events
 from kvlab.record.trace import read_trace
 from kvlab.record.trace_summary import summary
-from kvlab.show import print_check, print_list, print_trace, print_traces, printable
+from kvlab.show import print_check, print_list, print_scores, print_trace, print_traces, printable
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\x7f\x9b31m\u202eevil\u2066"
 SHOWN = "\\x1b]0;owned\\x07\\x1b[2J\\r\\n\\x7f\\x9b31m\\u202eevil\\u2066"
@@ -101,3 +101,28 @@ def test_no_trace_crashes_what_prints_or_merges_it(tmp_path, data):
     out.getvalue().encode()
     merged = "\n".join(json.dumps(one, allow_nan=True) for one in _events(path, 1, "label"))
     assert '"name": "label"' in merged
+
+
+@pytest.mark.parametrize("change, said", [(0.02, "loss above 0.1 %"), (-0.02, "gain above 0.1 %"),
+                                          (0.0, "change below 0.1 %")])
+def test_a_gain_is_not_called_a_loss(capsys, change, said):
+    import pandas as pd
+
+    from kvlab.accuracy.scoring import compare
+    frame = pd.DataFrame(dict(document="a", window=0, position=range(256), token=1, nll=2.0 + change, nll_reference=2.0,
+                              kl=0.01, top1=True))
+    print_scores({"int8/token": compare(frame)})
+    assert said in capsys.readouterr().out
+
+
+def test_what_is_undecided_says_the_width_that_more_tokens_would_give(capsys):
+    import numpy as np
+    import pandas as pd
+
+    from kvlab.accuracy.scoring import compare
+    noise = np.random.default_rng(0).normal(scale=0.05, size=256)
+    found = compare(pd.DataFrame(dict(document="a", window=0, position=range(256), token=1, nll=2 + noise,
+                                      nll_reference=2.0, kl=0.01, top1=True)), margin=0.002)
+    print_scores({"int8/token": found})
+    said = " ".join(capsys.readouterr().out.split())
+    assert found.verdict == "inconclusive" and f"±0.1 % would take {found.n_needed:,} tokens, here 256" in said

@@ -18,7 +18,8 @@ class RecallCell:
 
     pairs: N in training, by turns; evaluated: N at evaluation, also beyond the trained. task: "pair" (a pair is one
     token, one layer) or "two_token" (key and value are tokens in a row, two layers). parameter_matched: the MLP is
-    wider by what few KV heads save, so that every ratio has the parameters of MHA. kv_formats: how the cache is stored
+    wider by what few KV heads save, so that every ratio has the parameters of MHA. longer: times as many training steps
+    as `steps`, the grid's, so that speed of learning is not taken for capacity. kv_formats: how the cache is stored
     at evaluation; training keeps fp32. steps, batch_size (sequences), lr: AdamW, one cycle, gradients clipped at 1.
     """
     num_kv_heads: int
@@ -36,6 +37,7 @@ class RecallCell:
     lr: float = 4e-3
     width: int = 64
     parameter_matched: bool = False
+    longer: int = 1
     kv_formats: tuple[str, ...] = ("fp32",)
     device: str = "cpu"
     threads: int = 1
@@ -51,7 +53,7 @@ class RecallCell:
         if self.task == "two_token" and self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim}: rotary positions of the two_token task need an even one")
         positive(num_values=self.num_values, queries=self.queries, batch_size=self.batch_size, steps=self.steps,
-                 width=self.width, threads=self.threads)
+                 longer=self.longer, width=self.width, threads=self.threads)
         for n in self.pairs + self.evaluated:
             positive(pairs=n)
         if max(self.pairs + self.evaluated) > self.num_keys:
@@ -59,6 +61,8 @@ class RecallCell:
                              f"num_keys={self.num_keys}; raise it")
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds={self.seeds} repeat; a seed that counts twice is no new evidence")
+        if any(type(seed) is not int or not 0 <= seed < 2**32 for seed in self.seeds):
+            raise ValueError(f"seeds={self.seeds}; allowed: whole numbers from 0 to 2**32 - 1")
         if not self.lr > 0:
             raise ValueError(f"lr={self.lr!r} must be above 0")
         for name in self.kv_formats:
@@ -91,6 +95,10 @@ class RecallCell:
         return self.width * (self.num_keys + 2 * self.num_values) + self.layers * layer
 
     @property
+    def training_steps(self) -> int:
+        return self.steps * self.longer
+
+    @property
     def tokens_per_pair(self) -> int:
         return 1 if self.task == "pair" else 2
 
@@ -108,7 +116,7 @@ class RecallCell:
             per_query = 2 * C * (2 * wide + 2 * self.mlp_width)
             total += self.layers * (S * 2 * C * 2 * narrow + T * (per_query + 4 * wide * S))
             total += (self.layers - 1) * S * (per_query + 4 * wide * S // 2)
-        return 3 * total // len(self.pairs) * self.batch_size * self.steps
+        return 3 * total // len(self.pairs) * self.batch_size * self.training_steps
 
     @cached_property
     def comparison_id(self) -> str:
@@ -116,7 +124,8 @@ class RecallCell:
 
     def columns(self) -> dict:
         """The result table's columns about the whole cell."""
-        matched = ", parameters matched" if self.parameter_matched else ""
+        apart = (", parameters matched" if self.parameter_matched else "") + (
+            f", {self.longer} × the steps" if self.longer > 1 else "")
         return dict(device=self.device, dtype="fp32", num_q_heads=self.num_q_heads, num_kv_heads=self.num_kv_heads,
-                    group_ratio=self.shape.group_ratio, head_dim=self.head_dim, data=f"recall:{self.task}{matched}",
+                    group_ratio=self.shape.group_ratio, head_dim=self.head_dim, data=f"recall:{self.task}{apart}",
                     threads=self.threads, case=json.dumps(asdict(self), sort_keys=True))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -64,10 +65,11 @@ def train(cell: RecallCell, step: Callable[[int], None] = lambda i: None) -> Tra
     generators = [_generator(cell, seed, _TRAINING) for seed in cell.seeds]
     # the loss is the sum over seeds, and AdamW works element by element: no seed's step depends on another's
     optimiser = torch.optim.AdamW(weights.values(), cell.lr, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, cell.lr, total_steps=max(2, cell.steps), pct_start=0.15,
+    steps = cell.training_steps
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, cell.lr, total_steps=max(2, steps), pct_start=0.15,
                                                    cycle_momentum=False)
     trained = Trained(cell, weights)
-    for i in range(cell.steps):
+    for i in range(steps):
         step(i)
         batch = draw(cell, cell.pairs[i % len(cell.pairs)], cell.batch_size, generators)
         loss_Z = _nll(logits(cell, weights, batch), batch).mean((1, 2))
@@ -133,7 +135,7 @@ def _case(trained, seed, pairs, kv_format, step, hardware) -> Iterator[dict]:
                "variant": "sdpa", "comparison_id": cell.comparison_id, "case_id": digest(
                    {"cell": cell.comparison_id, "seed": seed, "pairs": pairs, "kv_format": kv_format})}
     about = dict(source="accuracy.recall", hardware=hardware)
-    step(cell.steps)
+    step(cell.training_steps)
     if seed in trained.diverged:
         why = _diverged(cell, seed, trained.diverged[seed])
         found = [failed(metric, METRICS[metric], why, **about) for metric in ("recall", "nll")]
@@ -162,8 +164,12 @@ def _clip(weights: Sequence[Tensor]) -> None:
 
 
 def _generator(cell: RecallCell, seed: int, use: int, pairs: int = 0) -> torch.Generator:
-    return torch.Generator(cell.device).manual_seed((seed << 32) + (use << 24) + pairs)
+    """A generator of its own per seed, use and N. All three are mixed into 32 bits, since torch's generator of the CPU
+    ignores whatever stands above them."""
+    mixed = np.random.SeedSequence((seed, use, pairs)).generate_state(1)[0]
+    return torch.Generator(cell.device).manual_seed(int(mixed))
 
 
 def _diverged(cell: RecallCell, seed: int, step: int) -> str:
-    return f"training diverged: the loss of seed {seed} is not finite at step {step} of {cell.steps}; take a smaller lr"
+    return (f"training diverged: the loss of seed {seed} is not finite at step {step} of {cell.training_steps}; take a "
+            "smaller lr")

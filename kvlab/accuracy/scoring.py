@@ -118,7 +118,7 @@ def _per_token(decoder: Decoder, one: Window, state_TH: Tensor, reference_TH: Te
     T, next_T = len(one.ids_T), torch.cat([one.ids_T[1:], one.ids_T[-1:]]).to(state_TH.device)
     found: dict[str, list] = {name: [] for name in COLUMNS}
     for position_C in torch.arange(0, T, every).split(CHUNK):
-        p_CV, q_CV = (_log_probabilities(decoder, one, x_TH, position_C) for x_TH in (reference_TH, state_TH))
+        p_CV, q_CV = (log_probabilities(decoder, one, x_TH, position_C) for x_TH in (reference_TH, state_TH))
         target_C1 = next_T[position_C, None]
         q_C1 = q_CV.gather(1, target_C1)
         for name, values in (("position", position_C), ("token", target_C1[:, 0]), ("nll", -q_C1[:, 0]),
@@ -131,7 +131,8 @@ def _per_token(decoder: Decoder, one: Window, state_TH: Tensor, reference_TH: Te
     return {**found, "document": [one.document] * len(found["kl"]), "window": [one.index] * len(found["kl"])}
 
 
-def _log_probabilities(decoder: Decoder, one: Window, hidden_TH: Tensor, position_C: Tensor) -> Tensor:
+def log_probabilities(decoder: Decoder, one: Window, hidden_TH: Tensor, position_C: Tensor) -> Tensor:
+    """Log-probabilities [C, V] after the tokens at those positions; NaN and infinity stop with window and token."""
     log_CV = decoder.logits(hidden_TH[position_C]).float().log_softmax(-1)
     if not bool(log_CV.isfinite().all()):
         token = int(position_C[int((~log_CV.isfinite()).any(1).nonzero()[0])])
@@ -154,20 +155,23 @@ def kl_divergence(p_TV: Tensor, q_TV: Tensor) -> Tensor:
 def with_scales(decoder: Decoder, formats, calibration_ids: Tensor | None, chosen: Sequence[Window] = ()):
     """The formats (one, or one per layer), where static with the scales that a calibration text gives each layer.
 
-    Refused (ValueError): no calibration text, an empty one, one that shares 32 tokens in a row with what is scored.
+    Refused (ValueError): no calibration text, an empty one, one that shares tokens with what is scored (`disjoint`).
     """
     if not is_static(formats):
         return formats
     if calibration_ids is None or not len(calibration_ids):
         raise ValueError("the calibration text is empty, and static scales are found on one; give a text of some "
                          "hundred tokens that is not scored")
-    length = min(SHARED, len(calibration_ids))
-    seen = set(map(tuple, calibration_ids.unfold(0, length, 1).tolist()))
-    for one in chosen:
-        if len(one.ids_T) >= length and not seen.isdisjoint(map(tuple, one.ids_T.unfold(0, length, 1).tolist())):
-            raise ValueError(f"the calibration text shares {length} tokens in a row with {one.document}, window "
-                             f"{one.index}; scales must come from a text that is not scored")
+    disjoint(calibration_ids, chosen, "the calibration text", "scales must come from a text that is not scored")
     return calibrated(decoder, formats, calibration_ids)
+
+
+def disjoint(ids_T: Tensor, chosen: Iterable[Window], what: str, why: str) -> None:
+    """Refuse (ValueError) tokens that share 32 in a row with a window; fewer where one of the two has no 32."""
+    for one in chosen:
+        length = min(SHARED, len(ids_T), len(one.ids_T))
+        if tokenizer.shared_run(ids_T, one.ids_T, length):
+            raise ValueError(f"{what} shares {length} tokens in a row with {one.document}, window {one.index}; {why}")
 
 
 def is_static(formats) -> bool:
@@ -195,11 +199,14 @@ def score_each(model: Decoder | str, text: str, kv_formats: Sequence[str | KVFor
     """`score` under one format after the other; the fp32 cache that all are held against is computed once."""
     formats = [format_named(one) if isinstance(one, str) else one for one in kv_formats]
     content = text_of(text)                                         # what is wrong is said before a model is loaded
+    static = any(is_static(one) for one in formats)
+    if static and text_of(calibration) == content:
+        raise ValueError(f"{text} is to be scored and to calibrate; scales must come from a text that is not scored, "
+                         f"such as {CALIBRATION}")
     if isinstance(model, str):
         from kvlab.model.load import load_decoder
         model = load_decoder(model)
     chosen = windows(text, encode(model, content), window=window, count=count, start=start)
-    static = any(is_static(one) for one in formats)
     ids = encode(model, text_of(calibration))[:CALIBRATION_TOKENS] if static else None
     ready = [with_scales(model, one, ids, chosen) for one in formats]
     reference = hidden_states(model, chosen, variant=variant)
@@ -212,7 +219,8 @@ class Quality:
 
     kl, top1_agreement: against the fp32 cache. nll_delta, perplexity_delta: against the one compared with, losses
     positive. margin: the relative loss of perplexity that counts as none; loss: perplexity_delta with the 90 % interval
-    of the equivalence test; verdict: "below", "above" or "inconclusive"; n_needed: tokens that would settle it.
+    of the equivalence test; verdict: "below" (no change beyond the margin), "above" (a loss beyond it), "gain" (a gain
+    beyond it) or "inconclusive"; n_needed: tokens whose interval would be ± half the margin.
     """
     kl: Estimate
     top1_agreement: Estimate
@@ -249,9 +257,10 @@ def compare(scores: pd.DataFrame, other: pd.DataFrame | None = None, *, margin: 
     against = scores["nll_reference"] if other is None else other["nll"].set_axis(scores.index)
     delta, rows = nll - against[nll.index], scores.loc[nll.index]
     change, loss = mean(delta, rows), mean(delta, rows, 0.9).through(math.expm1)
-    whole = mean(nll, rows)
+    whole, verdict = mean(nll, rows), equivalence(loss, margin)
     agreement = mean(scores["top1"], scores).through(lambda share: min(1.0, max(0.0, share)))
     kl = mean(scores["kl"], scores).through(lambda nats: max(0.0, nats))
     return Quality(kl=kl, top1_agreement=agreement, nll=whole,
                    nll_delta=change, perplexity=whole.through(math.exp), perplexity_delta=change.through(math.expm1),
-                   margin=margin, loss=loss, verdict=equivalence(loss, margin), n_needed=n_needed(loss, margin))
+                   margin=margin, loss=loss, verdict="gain" if verdict == "above" and loss.value < 0 else verdict,
+                   n_needed=n_needed(loss, margin))

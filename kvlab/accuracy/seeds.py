@@ -13,6 +13,9 @@ import numpy as np
 from scipy import stats
 
 from kvlab.accuracy.statistics import Estimate
+from kvlab.record.statistics import mean_interval
+
+ALONE = 3.0                     # so many times the bend anywhere else is a bend of its own
 
 
 class Trend(NamedTuple):
@@ -23,15 +26,22 @@ class Trend(NamedTuple):
     columns: int
 
 
-class Knee(NamedTuple):
-    """Does the slope over log2(ratio) change at `at`? change: slope beyond it minus slope before, per doubling.
+class Bend(NamedTuple):
+    """How the slope over log2(ratio) changes at one ratio: slope beyond it minus slope before it, per doubling."""
+    at: float
+    change: Estimate
 
-    p: of the F test, hinge against straight line (curvature of either sign; nan where the points do not allow one).
-    verdict: "knee" (the whole interval of the change is below -margin), "no knee beyond the margin" (the whole interval
-    is above it) or "inconclusive"; why: in words.
+
+class Knee(NamedTuple):
+    """Is there a knee at ratio `at`?
+
+    change: of the slope there, per doubling. bends: the same at every inner ratio. p: of the F test, hinge at `at`
+    against straight line (curvature of any kind; nan where the points do not allow one). verdict: "knee", "knee
+    elsewhere", "no knee" or "inconclusive"; why: in words.
     """
     at: float
     change: Estimate
+    bends: tuple[Bend, ...]
     margin: float
     p: float
     verdict: str
@@ -43,16 +53,7 @@ def t_interval(values: Sequence[float], confidence: float = 0.95) -> Estimate:
 
     Refused (ValueError): no values, a value that is not finite, a confidence outside 0 … 1.
     """
-    values = np.asarray(list(values), dtype=float)
-    if not values.size or not np.isfinite(values).all():
-        raise ValueError(f"an interval needs at least one value and finite ones, got {values.tolist()}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence} must lie between 0 and 1")
-    mean, n = float(values.mean()), len(values)
-    if n == 1:
-        return Estimate(mean, math.nan, math.nan, 1)
-    half = float(stats.t.ppf((1 + confidence) / 2, n - 1) * values.std(ddof=1) / math.sqrt(n))
-    return Estimate(mean, mean - half, mean + half, n)
+    return Estimate(*mean_interval(values, confidence))
 
 
 def trend(values: Sequence[Sequence[float]]) -> Trend:
@@ -71,31 +72,60 @@ def trend(values: Sequence[Sequence[float]]) -> Trend:
 def knee(ratios: Sequence[float], values: Sequence[Sequence[float]], *, at: float = 16, margin: float) -> Knee:
     """Test for a knee at ratio `at`: rows of `values` are seeds, columns the ratios; a loss makes values fall.
 
-    Each seed has its own least-squares hinge y = a + b·x + c·max(0, x - log2(at)), x = log2(ratio); the change of slope
-    c has a t-interval over seeds. A curve that bends the other way (losses that get smaller) has c > 0 and is no knee.
-    Inconclusive where no ratio lies beyond `at`, fewer than two up to it, or there are fewer than two seeds.
+    A loss per doubling that grows is a bend; a smooth curve bends everywhere. A knee is a bend at one place alone:
+    the change of slope there is beyond -margin, it is more than ALONE times that at every other inner ratio (paired
+    over seeds; every interval excludes the opposite), and a hinge there fits the means better than a quadratic.
+    ALONE = 3 lets every logistic curve pass as smooth whose width is a doubling or more, since its bends grow by a
+    factor e at most from one doubling to the next.
+    "no knee": the interval of the change excludes a bend beyond the margin, or another ratio surely has more than a
+    third of it. Inconclusive where none of these holds, or where the ratios and seeds are too few.
     """
     if not margin > 0:
         raise ValueError(f"margin={margin!r} must be above 0: how much of a change of slope would matter")
     x, y = np.log2(np.asarray(ratios, dtype=float)), np.asarray(values, dtype=float)
     if y.ndim != 2 or y.shape[1] != len(x):
         raise ValueError(f"values of shape {y.shape} do not fit {len(x)} ratios; rows are seeds, columns ratios")
-    bend = np.maximum(0, x - math.log2(at))
-    nothing = Estimate(math.nan, math.nan, math.nan, len(y))
-    lacks = ("no ratio beyond it was tried" if not bend.any() else
-             "fewer than two ratios up to it were tried" if (bend == 0).sum() < 2 else
-             "one seed tells no spread" if len(y) < 2 else "")
+    if (np.diff(x) <= 0).any():
+        raise ValueError(f"ratios={list(ratios)} must rise")
+    inner = [float(r) for r in ratios[1:-1]]
+    lacks = (f"no ratio beyond {at:g} was tried" if at >= max(ratios) else
+             f"no ratio below {at:g} was tried" if at <= min(ratios) else
+             f"ratio {at:g} was not tried" if at not in inner else
+             "one seed tells no spread" if len(y) < 2 else
+             f"with {len(x)} ratios a knee cannot be told from a smooth curve" if len(x) < 5 else "")
     if lacks:
-        return Knee(at, nothing, margin, math.nan, "inconclusive", lacks)
-    hinge = np.stack([np.ones_like(x), x, bend], axis=1)
-    change = t_interval(np.linalg.lstsq(hinge, y.T, rcond=None)[0][2])
-    p = _f_test(hinge[:, :2], hinge, y)
-    verdict, why = (
-        ("knee", f"the loss per doubling grows by more than {margin:g} beyond it") if change.high < -margin else
-        ("no knee beyond the margin", f"a loss per doubling that grows by {margin:g} or more beyond it is excluded")
-        if change.low > -margin else
-        ("inconclusive", f"the interval of the change allows both more and less than {margin:g} per doubling"))
-    return Knee(at, change, margin, p, verdict, why)
+        return Knee(at, Estimate(math.nan, math.nan, math.nan, len(y)), (), margin, math.nan, "inconclusive", lacks)
+    bend_ZR = np.diff(np.diff(y) / np.diff(x))                       # of each seed at each inner ratio
+    bends = tuple(Bend(r, t_interval(bend_ZR[:, i])) for i, r in enumerate(inner))
+    here = inner.index(at)
+    p = _f_test(_design(x), _design(x, at), y)
+    return Knee(at, bends[here].change, bends, margin, p, *_place(x, y, inner, bend_ZR, bends, here, margin))
+
+
+def _place(x, y, inner, bend_ZR, bends, here, margin) -> tuple[str, str]:
+    """(verdict, why): where the bends of the curve stand."""
+    def share(i, j):
+        """Below 0: the bend at i is more than ALONE times the one at j, whichever way that bends."""
+        return t_interval(bend_ZR[:, i] + ALONE * np.abs(bend_ZR[:, j]))
+
+    def is_knee(i):
+        others = [j for j in range(len(inner)) if j != i]
+        return (bends[i].change.high < -margin and all(share(i, j).high < 0 for j in others)
+                and _rest(_design(x, inner[i]), y.mean(0)) < _rest(_design(x, power=2), y.mean(0)))
+    at, strongest = inner[here], min(bends, key=lambda bend: bend.change.value)
+    if is_knee(here):
+        return "knee", f"the loss per doubling grows by more than {margin:g} there and nowhere else nearly as much"
+    if places := [inner[i] for i in range(len(inner)) if is_knee(i)]:
+        return "knee elsewhere", f"the curve has its knee at {places[0]:g}, not at {at:g}"
+    if bends[here].change.low > -margin:
+        return "no knee", f"a loss per doubling that grows by {margin:g} or more there is excluded"
+    sure = 1 - 0.05 / (len(inner) - 1)                              # of several rivals one would win by chance
+    rivals = [f"{inner[j]:g}" for j in range(len(inner)) if j != here
+              and t_interval(ALONE * bend_ZR[:, j] - bend_ZR[:, here], sure).high < 0]
+    if rivals:
+        return "no knee", (f"the curve bends at {' and '.join(rivals)} as well, by more than a third of what it does "
+                           f"at {at:g}, and most at {strongest.at:g}")
+    return "inconclusive", f"the seeds allow a knee there as well as none; the curve bends most at {strongest.at:g}"
 
 
 def difference(a: Sequence[float], b: Sequence[float], confidence: float = 0.90) -> Estimate:
@@ -106,14 +136,22 @@ def difference(a: Sequence[float], b: Sequence[float], confidence: float = 0.90)
     return t_interval(a - b, confidence)
 
 
+def _design(x: np.ndarray, at: float | None = None, power: int = 1) -> np.ndarray:
+    """Terms [ratios, …] of a polynomial in x = log2(ratio), with a hinge at ratio `at` where one is given."""
+    terms = [x**i for i in range(power + 1)]
+    return np.stack(terms if at is None else [*terms, np.maximum(0, x - math.log2(at))], axis=1)
+
+
+def _rest(design: np.ndarray, y: np.ndarray) -> float:
+    """Sum of squares that a design leaves of y."""
+    best = np.linalg.lstsq(design, y, rcond=None)[0]
+    return float(((y - design @ best) ** 2).sum())
+
+
 def _f_test(small: np.ndarray, large: np.ndarray, y: np.ndarray) -> float:
     """p of the larger of two nested designs [ratios, terms] by all seeds' points together; nan without freedom."""
-    def rest(design):
-        every, target = np.tile(design, (len(y), 1)), y.ravel()
-        best = np.linalg.lstsq(every, target, rcond=None)[0]
-        return float(((target - every @ best) ** 2).sum())
+    before, after = (_rest(np.tile(design, (len(y), 1)), y.ravel()) for design in (small, large))
     extra, freedom = large.shape[1] - small.shape[1], y.size - large.shape[1]
-    before, after = rest(small), rest(large)
     if freedom < 1 or after <= 0:
         return math.nan
     return float(stats.f.sf((before - after) / extra / (after / freedom), extra, freedom))

@@ -6,13 +6,13 @@ Legend: T = token of a window, H = hidden_size.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from kvlab.accuracy.scoring import CHUNK, Window, kl_divergence, with_scales
+from kvlab.accuracy.scoring import CHUNK, Window, kl_divergence, log_probabilities, with_scales
 from kvlab.accuracy.statistics import block_bootstrap
 from kvlab.kv.formats import KVFormat, kv_format
 from kvlab.model import rope
@@ -35,6 +35,7 @@ def sensitivity(decoder: Decoder, chosen: Sequence[Window], fmt: str, *, layers:
     Columns: layer, side, kv_format, kl, low, high, n, bytes_per_token (of that layer's side). Each is computed from the
     hidden state before its layer, since nothing changes earlier. The reference's log-probabilities of one window are
     kept (512 tokens × 49,152: 96 MiB). calibration_ids: for a format with static scales.
+    Raises ValueError where NaN or infinity turns up, naming window, layer and token.
     """
     import pandas as pd
     if not chosen:
@@ -47,12 +48,15 @@ def sensitivity(decoder: Decoder, chosen: Sequence[Window], fmt: str, *, layers:
     exact, formats = kv_format("fp32"), with_scales(decoder, [fmt] * depth, calibration_ids, chosen)
     values: dict[tuple[int, str], list[float]] = {(layer, side): [] for layer in layers for side in SIDES}
     for one in chosen:
-        before, final_TH = _traced(decoder, one.ids_T)
-        exact_TV = [_log_probabilities(decoder, x_CH) for x_CH in final_TH.split(CHUNK)]
+        where = f"{one.document}, window {one.index}"
+        before, final_TH = _traced(decoder, one.ids_T, where)
+        exact_TV = list(_chunks(decoder, one, final_TH))
         for layer, side in values:
             told(f"{one.document}, layer {layer}, {side}")
             mixed = [*[exact] * layer, one_side(formats[layer], side), *[exact] * (depth - layer - 1)]
-            values[layer, side] += _divergence(decoder, exact_TV, _resumed(decoder, before[layer], layer, mixed))
+            state_TH = _resumed(decoder, before[layer], layer, mixed, f"{where}, {side} of layer {layer} in {fmt}")
+            values[layer, side] += [nats for p_CV, q_CV in zip(exact_TV, _chunks(decoder, one, state_TH))
+                                    for nats in kl_divergence(p_CV, q_CV).tolist()]
     labels = [(one.document, one.index) for one in chosen for _ in one.ids_T]
     rows = []
     for (layer, side), kl in values.items():
@@ -116,16 +120,17 @@ def mix(measured: pd.DataFrame, bytes_per_token: float) -> Mix:
 
 
 @torch.no_grad()
-def _traced(decoder: Decoder, ids_T: Tensor) -> tuple[list[Tensor], Tensor]:
+def _traced(decoder: Decoder, ids_T: Tensor, where: str) -> tuple[list[Tensor], Tensor]:
     """Hidden states before each layer with an fp32 cache, and the final ones."""
     before: list[Tensor] = []
     x_TH = decoder.weights["model.embed_tokens.weight"][ids_T.to(decoder.device)]
-    final_TH = _resumed(decoder, x_TH, 0, ["fp32"] * decoder.config.num_layers, before)
+    final_TH = _resumed(decoder, x_TH, 0, ["fp32"] * decoder.config.num_layers, where, before)
     return before, final_TH
 
 
 @torch.no_grad()
-def _resumed(decoder: Decoder, x_TH: Tensor, first: int, formats, before: list[Tensor] | None = None) -> Tensor:
+def _resumed(decoder: Decoder, x_TH: Tensor, first: int, formats, where: str,
+             before: list[Tensor] | None = None) -> Tensor:
     """Final hidden states from those before layer `first`; `before` is filled with those before each layer."""
     cache = decoder.teacher(formats)
     cache.begin([len(x_TH)], [0])
@@ -134,15 +139,15 @@ def _resumed(decoder: Decoder, x_TH: Tensor, first: int, formats, before: list[T
         if before is not None:
             before.append(x_TH)
         x_TH = decoder.block(layer, x_TH, cos_TD, sin_TD, cache)
+        if not bool((finite_TH := x_TH.isfinite()).all()):
+            token = int((~finite_TH).any(1).nonzero()[0])
+            raise ValueError(f"{where}: layer {layer} of {decoder.name or 'the decoder'} gives NaN or infinity, first "
+                             f"at token {token} of {len(x_TH)}; its weights, or the KV format, do not fit")
     return decoder._norm(x_TH, "model.norm")
 
 
-def _divergence(decoder: Decoder, exact_TV: list[Tensor], state_TH: Tensor) -> list[float]:
-    """KL of each token, in chunks."""
-    return [nats for p_CV, x_CH in zip(exact_TV, state_TH.split(CHUNK))
-            for nats in kl_divergence(p_CV, _log_probabilities(decoder, x_CH)).tolist()]
-
-
-@torch.no_grad()
-def _log_probabilities(decoder: Decoder, x_CH: Tensor) -> Tensor:
-    return decoder.logits(x_CH).float().log_softmax(-1)
+def _chunks(decoder: Decoder, one: Window, state_TH: Tensor) -> Iterator[Tensor]:
+    """Log-probabilities after each token of a window, few tokens at a time."""
+    with torch.no_grad():
+        for position_C in torch.arange(len(state_TH)).split(CHUNK):
+            yield log_probabilities(decoder, one, state_TH, position_C)

@@ -36,6 +36,10 @@ def block_bootstrap(values: Sequence[float], document: Sequence | None = None, w
     a label per token; blocks never cross a border of either, and each document keeps its share of the tokens. A window
     shorter than `block` is one block. The draws are centred on the mean (blocks hold inner tokens more often than
     those at the ends), and stretched by Student's t for the few blocks there are.
+    Of values as skewed as a KL can be, the interval ends too early above. Mean of log-normal values (sigma 1.5,
+    correlation of neighbours 0.5, 2 × 512 tokens): covered in 90.8 % of 1,000 runs instead of 95; in 7.8 % the truth
+    lay above, in 1.4 % below. Bias-corrected (BCa) 92.1 %, studentised 92.5 %: no cure, so the plain form stays.
+    Gaussian values: 94.8 %.
     Refused (ValueError): no values, values that are not finite, labels of another length, knobs out of range.
     Source: Künsch (1989), The jackknife and the bootstrap for general stationary observations, Ann. Statist. 17.
     """
@@ -81,6 +85,15 @@ def equivalence(interval: Estimate, margin: float) -> str:
     return "above" if interval.low >= margin or interval.high <= -margin else "inconclusive"
 
 
+def below(interval: Estimate, margin: float) -> str:
+    """One one-sided test at 5 %, from the 90 % interval: is the loss smaller than the margin? A gain is no loss.
+
+    "below": the whole interval lies below the margin, "above": all of it lies above, else "inconclusive".
+    """
+    _positive(margin=margin)
+    return "below" if interval.high < margin else "above" if interval.low >= margin else "inconclusive"
+
+
 def inside(interval: Estimate, low: float, high: float) -> str:
     """The same for a claimed range: "inside" or "outside" where the whole 90 % interval is, else "inconclusive"."""
     if not low < high:
@@ -94,7 +107,8 @@ def n_needed(interval: Estimate, margin: float) -> int:
     """Tokens of the same kind of text that would bring the interval's half-width down to half the margin.
 
     Half-widths shrink with 1/√n. Since the interval is that of a block bootstrap, it holds how alike neighbouring
-    tokens are. A difference that is itself near the margin needs more, up to any number.
+    tokens are. It is a width and no promise of a verdict: a difference near the margin needs more, one that is far from
+    it fewer.
     """
     _positive(margin=margin)
     half = (interval.high - interval.low) / 2
@@ -102,8 +116,8 @@ def n_needed(interval: Estimate, margin: float) -> int:
 
 
 def _positive(margin: float) -> None:
-    if not margin > 0:
-        raise ValueError(f"margin={margin!r} must be above 0")
+    if not 0 < margin < math.inf:
+        raise ValueError(f"margin={margin!r} must be a number above 0, such as 0.001")
 
 
 def _strata(n: int, document, window) -> list[list[np.ndarray]]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvlab.attention._base import Trial
 
 DRAWN = ("gaussian", "outlier")
+_KEPT: dict[tuple, str] = {}    # (path, size, time of change) of a person's file -> its name as data
 ALLOWED = ("gaussian, outlier, file:<the 64 hex digits of a captured file's SHA-256> (kvlab.capture makes one; "
            "kvlab.trial and kvlab.measure also take the file's path)")
 
@@ -31,20 +32,31 @@ def is_file(data: str) -> bool:
 def named(data: str | Path) -> str:
     """A trial's data from what a person gives: its name as it is, or the path of a file, which is kept for later runs.
 
-    A path's file is copied into the cache folder under its hash. ValueError where it holds no captured tensors.
+    A path's file is copied into the cache folder under its hash, once per process and change of the file. ValueError
+    where it holds no captured tensors.
     """
     if not isinstance(data, str | os.PathLike) or data in DRAWN or str(data).startswith("file:"):
         return data                                                 # a Trial says what is wrong with it
     path = Path(data).expanduser()
     if not path.is_file():
         raise ValueError(f"data={str(data)!r}; allowed: {ALLOWED}; there is no such file here")
+    stat = path.stat()
+    version = path.resolve(), stat.st_size, stat.st_mtime_ns
+    try:
+        files.facts_of(_KEPT[version])
+    except (KeyError, ValueError):                                  # new, or its copy was lost or damaged meanwhile
+        _KEPT[version] = _keep(path)
+    return _KEPT[version]
+
+
+def _keep(path: Path) -> str:
     with files.new_file() as fresh:
         shutil.copyfile(path, fresh)
         try:
             files.read(fresh)
         except ValueError as error:
             raise ValueError(f"{path} {error}") from None
-        return f"file:{files.settle(fresh)[0]}"
+        return files.keep(fresh)[0]
 
 
 def why_not(trial: Trial) -> str | None:
@@ -106,6 +118,18 @@ def calibration(trial: Trial) -> tuple[Tensor, Tensor]:
     files.facts_of(trial.data)
     with files.opened(files.place(trial.data)) as file:
         return tuple(_reader(file, name, trial)(0, files.CALIBRATION_TOKENS) for name in files.CALIBRATION)
+
+
+def repeats(trial: Trial) -> str:
+    """For a row's note: that sequences or input copies hold the same tokens, since the capture is too short; or ""."""
+    if not is_file(trial.data):
+        return ""
+    tokens, w = files.facts_of(trial.data).tokens, trial.workload
+    places = tokens - max(w.kv_lens) + 1
+    if places > 1 and places >= w.batch_size:
+        return ""
+    return (f"; the capture's {tokens} tokens have {places} place{'s' if places > 1 else ''} for a sequence of "
+            f"{max(w.kv_lens)}: sequences and input copies hold the same tokens")
 
 
 def start(index: int, room: int) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.folders import cache_folder
+from kvlab.folders import cache_folder, passing, settle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,8 +64,7 @@ def write(q_TQD: Tensor, k_SKD: Tensor, v_SKE: Tensor, about: Mapping[str, objec
             read(fresh)
         except ValueError as error:
             raise ValueError(f"layer {about.get('layer', '?')} cannot be captured: it {error}") from None
-        digest, path = settle(fresh)
-    return f"file:{digest}", path
+        return keep(fresh)
 
 
 def facts_of(data: str) -> Facts:
@@ -164,19 +162,16 @@ def place(data: str) -> Path:
 
 @contextmanager
 def new_file() -> Iterator[Path]:
-    """A file of a passing name in the folder of captured tensors; gone afterwards unless it was settled."""
-    folder = cache_folder("captured")
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="writing-") as passing:
-        yield Path(passing) / "captured.safetensors"
+    """A file of a passing name in the folder of captured tensors; gone afterwards unless it was kept."""
+    with passing(cache_folder("captured")) as folder:
+        yield folder / "captured.safetensors"
 
 
-def settle(fresh: Path) -> tuple[str, Path]:
-    """(SHA-256, place) of a checked file, moved there in one step."""
-    digest = _digest.__wrapped__(fresh, 0, 0)
-    path = place(f"file:{digest}")
-    fresh.replace(path)
-    return digest, path
+def keep(fresh: Path) -> tuple[str, Path]:
+    """(data, path) of a checked file, moved to its place."""
+    data = f"file:{_digest.__wrapped__(fresh, 0, 0)}"
+    settle(fresh, place(data))
+    return data, place(data)
 
 
 def _short(path: Path) -> str:

@@ -48,8 +48,10 @@ def quality(table: pd.DataFrame, figure: str, scope: str, *metrics: str) -> pd.D
 
 
 def told(rows: pd.DataFrame) -> str:
-    """What was scored: model and texts."""
-    return f"{rows['model'].iloc[0]} on {rows['data'].iloc[0].replace(' + ', ' and ')}"
+    """What was scored: model, texts and the length of a window."""
+    texts = rows["data"].iloc[0].split(" + ")
+    named = " and ".join(texts) if len(texts) < 4 else f"{len(texts)} texts"
+    return f"{rows['model'].iloc[0]} on {named}, windows of {rows['kv_len'].iloc[0]} tokens"
 
 
 def short(kv_format: str) -> str:

@@ -35,14 +35,14 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
         style.bars(ax, own["kv_len"], own, look, ls="-")
         handles.append(Line2D([], [], label=name, **style.marker("measured", look)))
     ax.set_xscale("log", base=2)
-    starts = {end: scope.split()[1] for scope, end in zip(rows["scope"], rows["kv_len"])}
-    ticks_at(ax.xaxis, ends, [f"{int(starts[end]):,}–{end:,}" for end in ends])
+    within = {end: scope.removeprefix("tokens ").split(" … ") for scope, end in zip(rows["scope"], rows["kv_len"])}
+    ticks_at(ax.xaxis, ends, ["–".join(f"{int(place):,}" for place in within[end]) for end in ends])
     log_axis(ax.yaxis, "count")
     for format_of in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
         format_of(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-")))
     ax.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
     model, text = rows["model"].iloc[0], rows["data"].iloc[0]
     ax.set(xlabel=f"position in the window (tokens), {model} on {text}",
-           ylabel="KL to the fp32 cache\n(nat per token, log)")
+           ylabel="KL to the fp32 cache\n(nat per token, log; bar: 95 %)")
     above(figure, handles, columns=4)
     return figure

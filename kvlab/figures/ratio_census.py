@@ -1,8 +1,8 @@
 """Who ships which group ratio at which context: every model of the catalogue, and by name those at 16 and above.
 
 Bears on the article's claims that group_ratio must not exceed 16 and that 8 is safer beyond 8K tokens: not whether it
-hurts, but what model builders do. The ratio is that of the layers that keep every token. MLA has no ratio: its one
-latent serves all query heads, so those models stand apart.
+hurts, but what model builders do; and the catalogue is a choice of models, not all there are. The ratio is that of the
+layers that keep every token. MLA has no ratio: its one latent serves all query heads, so those models stand apart.
 """
 from __future__ import annotations
 
@@ -88,18 +88,22 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     used = [kind for kind in KINDS if kind in set(shown["data"])]
     above(figure, [*(Line2D([], [], ls="none", label=kind, **style.marker("modelled", KINDS[kind])) for kind in used),
                    Line2D([], [], color="black", ls="--", lw=0.9, label=f"the article's limit, {LIMIT}"),
-                   Line2D([], [], color="black", ls=":", lw=0.9, label=f"the article's “safer beyond 8K”, {SAFE}")],
+                   Line2D([], [], color="black", ls=":", lw=0.9, label=f"the article's “safer beyond 8K”, {SAFE}"),
+                   Line2D([], [], color=GREY, ls=":", lw=0.9, label="8K tokens")],
           columns=2)
     return figure
 
 
 def _listing(ax, shown) -> None:
-    """Names at ratio 16 and above beyond 8K tokens, the highest ratio first, and those that stand apart."""
+    """How many keep to the article's limits beyond 8K tokens, the names at 16 and above, and those that stand apart."""
     long = shown[(shown["ratio"] < APART) & (shown["context"] > LONG)]
     high = long[long["ratio"] >= LIMIT].sort_values(["ratio", "context"], ascending=False)
     apart = shown[shown["ratio"] == APART].sort_values("context", ascending=False)
-    lines = [(f"{len(high)} of {len(long)} models beyond {LONG // 1024}K tokens", "black"),
-             (f"have a ratio of {LIMIT} or above:", "black")]
+    counts = {f"above {LIMIT}": long["ratio"] > LIMIT, f"exactly {LIMIT}": long["ratio"] == LIMIT,
+              f"above {SAFE}": long["ratio"] > SAFE}
+    lines = [(f"Of the catalogue's {len(long)} models beyond {LONG // 1024}K,", "black"),
+             (", ".join(f"{int(hit.sum())} {what}" for what, hit in counts.items()), "black"),
+             (f"have that ratio; {LIMIT} and above:", "black")]
     lines += [(f"{row.ratio:.0f}   {_short(row)}", KINDS[row.data].color) for row in high.itertuples()]
     lines += [("", "black"), (f"Apart, MLA ({len(apart)} models):", "black")]
     lines += [(_short(row), KINDS[row.data].color) for row in apart.itertuples()]

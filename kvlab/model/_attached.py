@@ -18,13 +18,12 @@ from kvlab.attention import Inputs, Trial, VariantRef, ideal_traffic, reference
 from kvlab.attention._base import digest
 from kvlab.kv.cache import KVCache, Layout, block_tables
 from kvlab.kv.formats import KVFormat, kv_format
+from kvlab.model._asked import layer_of
 from kvlab.model.cache import DTYPES
 from kvlab.shapes import AttentionShape, Workload
 
 CHECKED_ROWS = 256              # query tokens of a long prompt that are held against the fp64 oracle, ends included
 MASK_CELLS = 2**22              # of a mask that are looked at at once
-# what transformers hands on to attention and what changes nothing here: positions are in q and k already
-HARMLESS = {"position_ids", "cache_position", "use_cache"}
 
 
 @dataclass(eq=False)
@@ -112,22 +111,13 @@ class Attached:
 
     def _layer(self, module, dropout: float, query: Tensor, more: dict) -> int:
         """The layer's number, or a sentence on what it asks for that no variant computes."""
-        layer = getattr(module, "layer_idx", None)
         if id(module) not in self.modules:
             raise ValueError("another model that shares the attached model's config was called; give each its own")
-        if layer is None:
-            raise ValueError(f"{type(module).__name__} has no layer_idx; attach takes decoders that number theirs")
+        layer = layer_of(module, dropout, more, "attach")
         if query.requires_grad:
             raise ValueError(f"layer {layer}: attach computes no gradients; leave out torch.enable_grad()")
         if query.dtype not in DTYPES:
             raise ValueError(f"layer {layer} computes in {query.dtype}; allowed: {', '.join(map(str, DTYPES))}")
-        if dropout:
-            raise ValueError(f"layer {layer} asks for dropout in its attention; call model.eval() first")
-        if more.pop("is_causal", None) is False or getattr(module, "is_cross_attention", False):
-            raise ValueError(f"layer {layer} asks for cross or bidirectional attention; attach takes causal decoders")
-        odd = sorted(k for k, v in more.items() if v is not None and v is not False and k not in HARMLESS)
-        if odd:
-            raise ValueError(f"layer {layer} asks attention for {', '.join(odd)}, which no kvlab variant computes")
         return layer
 
     def _call(self, store: Store, workload: Workload, q_TQD: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -138,7 +128,7 @@ class Attached:
                       threads=torch.get_num_threads())
         _refuse(trial, layer)
         note, read = "", store
-        if T > 1 and (fmt.token_group(shape) > 1 or fmt.residual):
+        if T > 1 and fmt.depends_on_later(shape):
             trial = replace(trial, kv_format=dtype)
             _refuse(trial, layer)
             note, read = f"; own tokens attended in {dtype}, then kept in {fmt.name}", Store(self, layer, dtype)

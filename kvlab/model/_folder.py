@@ -17,7 +17,7 @@ from kvlab.catalog._files import INDEX_LIMIT, opened, read_json
 from kvlab.catalog.safetensors_file import INDEX, has_weights, read_weights
 from kvlab.model.config import DecoderConfig
 
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_DTYPES = ("F32", "BF16", "F16")
 _UNUSED = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias")     # buffers of older checkpoints
 _AT_A_TIME = 64 * 2**20         # bytes read through one mapping: what was read through it counts as resident
 
@@ -101,10 +101,15 @@ def _check(path: Path, name: str, part, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{path}: {name} is {part.get_shape()}, and config.json asks for {list(shape)}")
 
 
-def _open(path: Path):
+def library():
+    """The package safetensors, or a sentence that says what to install."""
     try:
-        from safetensors import safe_open
+        import safetensors
     except ImportError:
         raise ValueError("safetensors files are read by the package safetensors, which is not installed; "
                          "pip install 'kvlab[models]'") from None
-    return safe_open(path, framework="pt", device="cpu")
+    return safetensors
+
+
+def _open(path: Path):
+    return library().safe_open(path, framework="pt", device="cpu")

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from kvlab.attention import _captured_file
+from kvlab.attention._base import DTYPES
+from kvlab.model._asked import layer_of
 from kvlab.shapes import AttentionShape
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+SHARED = 32                     # tokens in a row that show two texts to be one
 See = Callable[[int, Tensor, Tensor, Tensor, AttentionShape], None]     # layer, q_TQD, k_TKD, v_TKE, its shape
 
 
@@ -43,26 +45,28 @@ def capture(model, text: str | Tensor, layers: int | Iterable[int] | str, out: P
     model: a kvlab Decoder or a model of Hugging Face transformers. text: a string (a Decoder encodes it with its
     tokenizer) or a 1-D tensor of token ids; tokens: take the first so many. layers: numbers, or "all". q and k are
     those behind RoPE; q is scaled so that 1/sqrt(head_dim) gives the model's own scores. calibration: another text,
-    whose first 256 tokens formats with static scales calibrate on. dtype: of the files.
+    whose first 256 tokens formats with static scales calibrate on; they may not share 32 tokens in a row with the text.
+    dtype: of the files.
 
     The files lie in kvlab's cache folder, named by their hash: `Trial(…, data=captured.data)` finds them, also in a
     worker process. out: a folder for copies to pass on. One layer of the text is held in memory at a time, and the
-    model runs no further than the last layer chosen. ValueError: a layer that is not there, no token, NaN or infinity.
+    model runs no further than the last layer chosen. ValueError: a layer that is not there, no token, NaN or infinity,
+    a layer up to the last one chosen whose attention is not plain causal attention (sinks, biases, chunks, dropout).
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}; allowed: {', '.join(DTYPES)}")
-    ids_T = _token_ids(model, text, tokens)
+    ids_T, kept_as = _token_ids(model, text, tokens), getattr(torch, DTYPES[dtype][0])
     chosen = _layers(layers, _num_layers(model))
     about, found, others = _about(model, text, ids_T), {}, {}
     if calibration is not None:
         other_T = _calibration_ids(model, calibration, ids_T)
         about["calibration_ids_sha256"] = _hash(other_T)
         _run(model, other_T, chosen, lambda layer, q_TQD, k_TKD, v_TKE, shape: others.update(
-            {layer: (k_TKD.to(DTYPES[dtype]), v_TKE.to(DTYPES[dtype]))}))
+            {layer: (k_TKD.to(kept_as), v_TKE.to(kept_as))}))
 
     def keep(layer, q_TQD, k_TKD, v_TKE, shape):
         header = about | dict(layer=layer, window=shape.window, softcap=shape.softcap)
-        tensors = (x.to(DTYPES[dtype]) for x in (q_TQD, k_TKD, v_TKE))
+        tensors = (x.to(kept_as) for x in (q_TQD, k_TKD, v_TKE))
         data, path = _captured_file.write(*tensors, header, others.get(layer))
         if out is not None:
             Path(out).mkdir(parents=True, exist_ok=True)
@@ -114,19 +118,25 @@ def _watched(config, see: See) -> Iterator[None]:
     known, name = AttentionInterface(), config.get_text_config()._attn_implementation
     before = known.get(name)                                            # None for eager: each model file has its own
 
-    def watched(module, q_1QTD, k_1KTD, v_1KTE, mask, *rest, scaling=None, sliding_window=None, softcap=None, **more):
+    def watched(module, q_1QTD, k_1KTD, v_1KTE, mask, *, dropout=0.0, scaling=None, sliding_window=None,
+                softcap=None, **more):
+        layer = layer_of(module, dropout, more, "capture")
+        if not _plain(mask, q_1QTD.shape[2], sliding_window):
+            raise ValueError(f"layer {layer} of {type(module).__name__} has a mask that is neither causal nor a plain "
+                             "window (chunks, parts that look ahead, a mask of the model's own); what was captured "
+                             "would not give its attention again")
         q_TQD, k_TKD, v_TKE = (x[0].transpose(0, 1) for x in (q_1QTD, k_1KTD, v_1KTE))
         D = q_TQD.shape[-1]
         scale = 1.0 if scaling is None else scaling * D**0.5
         if abs(scale - 1) > 1e-6:
             q_TQD = q_TQD.float() * scale
-        see(module.layer_idx, q_TQD, k_TKD, v_TKE,
+        see(layer, q_TQD, k_TKD, v_TKE,
             AttentionShape(q_TQD.shape[1], k_TKD.shape[1], D, None if v_TKE.shape[-1] == D else v_TKE.shape[-1],
                            window=sliding_window, softcap=softcap))
         told = {key: value for key, value in dict(scaling=scaling, sliding_window=sliding_window,
                                                   softcap=softcap).items() if value is not None}
         own = before or sys.modules[type(module).__module__].eager_attention_forward
-        return own(module, q_1QTD, k_1KTD, v_1KTE, mask, *rest, **told, **more)
+        return own(module, q_1QTD, k_1KTD, v_1KTE, mask, **told, **more)
 
     known.register(name, watched)
     try:
@@ -136,6 +146,23 @@ def _watched(config, see: See) -> Iterator[None]:
             del AttentionInterface._global_mapping[name]
         else:
             known.register(name, before)
+
+
+def _plain(mask, T: int, window: int | None) -> bool:
+    """Whether the mask that a layer gets shows each token itself and those before it, of at most the last `window`.
+
+    None is causal, and so is what other implementations than sdpa and eager make, from the window they are told.
+    """
+    if not isinstance(mask, Tensor) or mask.ndim != 4:
+        return True
+    seen_TS, token = mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0, torch.arange(T, device=mask.device)
+    if seen_TS.shape != (T, T):
+        return False
+    for begin in range(0, T, 512):                                  # a mask of 8,192 tokens has 67 million cells
+        back_TS = token[begin:begin + 512, None] - token
+        if not torch.equal(seen_TS[begin:begin + 512], (back_TS >= 0) & (back_TS < (window or T))):
+            return False
+    return True
 
 
 # -------------------------------------------------------------------------------------------------- what is asked for
@@ -189,8 +216,11 @@ def _calibration_ids(model, calibration: str | Tensor, ids_T: Tensor) -> Tensor:
     other_T = _token_ids(model, calibration, None)
     if len(other_T) < wanted:
         raise ValueError(f"the calibration text has {len(other_T)} tokens; {wanted} are needed")
-    if torch.equal(other_T[:len(ids_T)], ids_T[:len(other_T)]):
-        raise ValueError("the calibration text is the text itself; give another, or scales would know what they store")
+    from kvlab.model.tokenizer import shared_run
+    length = min(SHARED, len(ids_T))
+    if shared_run(other_T[:wanted], ids_T, length):
+        raise ValueError(f"the calibration text is the text itself, or shares {length} tokens in a row with it; give "
+                         "another, or scales would know what they store")
     return other_T[:wanted]
 
 

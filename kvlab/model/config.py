@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvlab.catalog._facts import LIMITS, Facts, plain, shown
 from kvlab.shapes import AttentionShape, positive
@@ -73,7 +73,7 @@ class DecoderConfig:
     qk_norm: bool = False
     tied: bool = False
     windows: tuple[int | None, ...] = ()
-    activation: str = field(default="silu")
+    activation: str = "silu"
 
     def __post_init__(self):
         positive(vocab_size=self.vocab_size, hidden_size=self.hidden_size, intermediate_size=self.intermediate_size,
@@ -138,6 +138,8 @@ class DecoderConfig:
         bias = bool(facts.flag("attention_bias")) and kind in ("llama", "qwen3")
         try:
             theta, scaling = _rope(facts, context)
+            if scaling and scaling.kind == "yarn":              # Qwen's state the context before it is stretched
+                context = max(context, int(scaling.original_context * scaling.factor))
             return cls(vocab_size=_need(facts, "vocab_size"), hidden_size=_need(facts, "hidden_size"),
                        intermediate_size=_need(facts, "intermediate_size"), num_layers=layers, num_q_heads=heads,
                        num_kv_heads=facts.number("num_key_value_heads", 1, WIDEST) or heads,

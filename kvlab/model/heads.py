@@ -6,6 +6,7 @@ Legend: T = token, Q = query head, K = kv head, J = kv head within its group, D 
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,11 +24,12 @@ METHODS = ("expand", *POOLINGS)
 
 
 def convert(decoder: Decoder, num_kv_heads: int, method: str, distil_steps: int = 0,
-            ids: Tensor | None = None) -> Decoder:
+            ids: Tensor | None = None, *, told: Callable[[str], None] = lambda stage: None) -> Decoder:
     """The decoder with num_kv_heads KV heads in every layer, by `expand`, `mean`, `first` or `aligned`.
 
     ids: token ids of a text that is not evaluated; what `aligned` and distillation work on. distil_steps: of Adam per
-    layer, after pooling. All that a pooled or distilled decoder loses is conversion damage.
+    layer, after pooling. All that a pooled or distilled decoder loses is conversion damage. told: hears of every
+    layer and step, so that a long computation is not taken to hang.
     """
     if method not in METHODS:
         raise no_such("conversion of KV heads", method, METHODS)
@@ -39,8 +41,8 @@ def convert(decoder: Decoder, num_kv_heads: int, method: str, distil_steps: int 
         raise ValueError("distillation needs ids, token ids of a text that is not evaluated")
     if method == "expand":
         return expand_kv_heads(decoder, num_kv_heads)
-    pooled = pool_kv_heads(decoder, num_kv_heads, method, ids)
-    return distil(pooled, decoder, ids, distil_steps) if distil_steps else pooled
+    pooled = pool_kv_heads(decoder, num_kv_heads, method, ids, told=told)
+    return distil(pooled, decoder, ids, distil_steps, told=told) if distil_steps else pooled
 
 
 def expand_kv_heads(decoder: Decoder, num_kv_heads: int) -> Decoder:
@@ -58,7 +60,8 @@ def expand_kv_heads(decoder: Decoder, num_kv_heads: int) -> Decoder:
     return _named(decoder, num_kv_heads, "expand", changed)
 
 
-def pool_kv_heads(decoder: Decoder, num_kv_heads: int, method: str = "mean", ids: Tensor | None = None) -> Decoder:
+def pool_kv_heads(decoder: Decoder, num_kv_heads: int, method: str = "mean", ids: Tensor | None = None, *,
+                  told: Callable[[str], None] = lambda stage: None) -> Decoder:
     """Fewer KV heads, each made of a group of consecutive ones: their mean, the first, or the mean once aligned.
 
     aligned: align_kv_heads on the calibration text ids, then the mean. num_kv_heads must divide the present number.
@@ -71,7 +74,7 @@ def pool_kv_heads(decoder: Decoder, num_kv_heads: int, method: str = "mean", ids
     if method == "aligned":
         if ids is None:
             raise ValueError("aligned pooling needs ids, token ids of a text that is not evaluated")
-        decoder = align_kv_heads(decoder, num_kv_heads, ids)
+        decoder = align_kv_heads(decoder, num_kv_heads, ids, told=told)
     changed = {}
     for name, w in _kv(decoder):
         w_KJD = _by_head(w, c.head_dim).unflatten(0, (num_kv_heads, -1))
@@ -80,7 +83,8 @@ def pool_kv_heads(decoder: Decoder, num_kv_heads: int, method: str = "mean", ids
 
 
 @torch.no_grad()
-def align_kv_heads(decoder: Decoder, num_kv_heads: int, ids: Tensor) -> Decoder:
+def align_kv_heads(decoder: Decoder, num_kv_heads: int, ids: Tensor, *,
+                   told: Callable[[str], None] = lambda stage: None) -> Decoder:
     """The same function in another basis, in which the KV heads of each of num_kv_heads groups agree the most.
 
     V of a head is turned by an orthogonal matrix, which the output projection of its query heads undoes. K may only be
@@ -101,6 +105,7 @@ def align_kv_heads(decoder: Decoder, num_kv_heads: int, ids: Tensor) -> Decoder:
     changed: dict[str, Tensor] = {}
 
     def observe(layer, q_TQD, k_TKD, v_TKD):
+        told(f"aligning layer {layer}")
         turn_k, turn_v = (side(x.double().transpose(0, 1).unflatten(0, (num_kv_heads, -1))).flatten(0, 1)
                           for side, x in ((_pairwise_turns, k_TKD), (_turns, v_TKD)))
         changed.update(_turned(decoder, layer, turn_k, turn_v))

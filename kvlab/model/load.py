@@ -3,10 +3,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import warnings
 from pathlib import Path
 
+from kvlab.folders import remove
 from kvlab.model import _converted, _folder
 from kvlab.model import tokenizer as tokens
 from kvlab.model._gguf_weights import GgufModel, filled
@@ -104,16 +104,14 @@ def _fitting(tokenizer, config: DecoderConfig, where: str):
 
 
 def _of_gguf(path: Path, name: str, tokenizer: bool) -> Decoder:
+    _folder.library()                           # its absence is no damage
     sha256 = _folder.sha256([path])
     folder = _converted.place(sha256)
-    try:
-        found = _from_cache(folder, sha256)
-    except ValueError as error:
-        warnings.warn(f"the converted copy in {folder} is damaged and is made again ({error})", stacklevel=3)
-        shutil.rmtree(folder, ignore_errors=True)
-        found = None
-    if found and (not tokenizer or (folder / "tokenizer.json").exists()):
-        return Decoder(*found, _tokenizer(folder, found[0]) if tokenizer else None, name, sha256)
+    found = _sound(folder, lambda: _from_cache(folder, sha256))
+    if found and not tokenizer:
+        return Decoder(*found, None, name, sha256)
+    if found and (cutter := _sound(folder / _converted.TOKENIZER, lambda: _kept_tokenizer(folder, found[0]))):
+        return Decoder(*found, cutter, name, sha256)
     model = GgufModel(path)
     cutter = _fitting(_of_vocabulary(model), model.config, str(path)) if tokenizer else None
     try:
@@ -122,8 +120,8 @@ def _of_gguf(path: Path, name: str, tokenizer: bool) -> Decoder:
             found = _from_cache(folder, sha256)
         if cutter is not None:
             _converted.write_tokenizer(folder, cutter)
-    except OSError as error:
-        why = error.strerror or str(error)
+    except (OSError, _converted.Damaged) as error:
+        why = getattr(error, "strerror", None) or str(error)
         warnings.warn(f"the converted copy of {path.name} cannot be kept in {folder.parent} ({why}): it takes memory, "
                       "and time at the next load; set KVLAB_CACHE to a folder with room", stacklevel=3)
     if found is None:
@@ -131,14 +129,31 @@ def _of_gguf(path: Path, name: str, tokenizer: bool) -> Decoder:
     return Decoder(*found, cutter, name, sha256)
 
 
-def _from_cache(folder: Path, sha256: str):
-    """(config, weights) of a converted copy; None where there is none, ValueError where it is not what it should be."""
-    if not folder.exists():
+def _sound(place: Path, read):
+    """What `read` finds at a place of the cache; None where nothing is there, or what was damaged and is removed."""
+    if not os.path.lexists(place):
         return None
+    try:
+        return read()
+    except _converted.Damaged as error:
+        warnings.warn(f"the converted copy in {place} is damaged and is made again ({error})", stacklevel=4)
+        remove(place)
+        return None
+
+
+def _from_cache(folder: Path, sha256: str):
+    """(config, weights) of a converted copy. Damaged where it is not what was written, or of another file."""
+    for part in (_converted.CONFIG, _converted.WEIGHTS):
+        _converted.check(folder / part)
     config, files = _folder.read_config(folder), _folder.weight_files(folder)
     if _folder.metadata(files[0]).get("source_sha256") != sha256:
-        raise ValueError("it comes from another file")
+        raise _converted.Damaged("it comes from another file")
     return config, _folder.read_tensors(files, config)
+
+
+def _kept_tokenizer(folder: Path, config: DecoderConfig):
+    _converted.check(folder / _converted.TOKENIZER)
+    return _tokenizer(folder, config)
 
 
 def _of_vocabulary(model: GgufModel):

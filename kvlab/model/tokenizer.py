@@ -49,6 +49,14 @@ def encode(tokenizer: Tokenizer | None, text: str) -> torch.Tensor:
     return torch.tensor(ids)
 
 
+def shared_run(ids_T: torch.Tensor, other_T: torch.Tensor, length: int) -> bool:
+    """Whether two texts, token ids in one dimension, have `length` tokens in a row in common, wherever they stand."""
+    if min(len(ids_T), len(other_T)) < length:
+        return False
+    runs, others = (map(tuple, x.unfold(0, length, 1).tolist()) for x in (ids_T, other_T))
+    return not set(runs).isdisjoint(others)
+
+
 def from_file(path: Path) -> Tokenizer:
     """The tokenizer in a tokenizer.json. It neither cuts nor pads, whatever the file asks for.
 

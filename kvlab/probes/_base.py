@@ -275,10 +275,16 @@ def _run(probe: Probe, bench: Bench) -> None:
                 bench.readings.append((trial, failed(metric, unit, broke, source=probe.name)))
 
 
-def _rows(bench: Bench) -> list[dict]:
+def hardware(device: str) -> str:
+    """Name of the processor or GPU behind a device, as rows keep it."""
+    if not _on_gpu(device):
+        return cpu_name()
     import torch
-    device = bench.comparison.device
-    hardware = torch.cuda.get_device_name(device) if _on_gpu(device) else cpu_name()
+    return torch.cuda.get_device_name(device)
+
+
+def _rows(bench: Bench) -> list[dict]:
+    named = hardware(bench.comparison.device)
     paths, rows = {}, []
     for trial, reading in bench.readings:
         if trial is None:
@@ -293,5 +299,5 @@ def _rows(bench: Bench) -> list[dict]:
             context = dict(case_id=trial.case_id, format_path=paths[trial], **trial.columns())
             scope = reading.scope
         rows.append({"comparison_id": bench.comparison.comparison_id, **context, **asdict(reading), "scope": scope,
-                     "hardware": reading.hardware or hardware})
+                     "hardware": reading.hardware or named})
     return rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvlab.attention import _captured
 from kvlab.probes._base import Bench
 from kvlab.probes._expected import Expected
 from kvlab.record.reading import Reading
@@ -31,4 +32,4 @@ class FormatError:
                           trial.data.startswith("file:") else "; static scales from 256 other tokens drawn alike")
                 yield trial, Reading("format_error", error, "ratio", "measured", method="derived", source=self.name,
                                      denominator="L2 norm of fp64 attention on the original K, V",
-                                     note=f"data: {trial.data}{scales}")
+                                     note=f"data: {trial.data}{scales}{_captured.repeats(trial)}")

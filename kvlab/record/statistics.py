@@ -1,12 +1,40 @@
 """What a table of readings says: fitted lines with their intervals, and the smallest difference it can tell."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+class Mean(NamedTuple):
+    """A mean of n values and its interval; low and high are nan for a single value, which tells no spread."""
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Mean:
+    """Mean with Student's t-interval.
+
+    Refused (ValueError): no values, a value that is not finite, a confidence outside 0 … 1.
+    """
+    values = np.asarray(list(values), dtype=float)
+    if not values.size or not np.isfinite(values).all():
+        raise ValueError(f"an interval needs at least one value and finite ones, got {values.tolist()}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence} must lie between 0 and 1")
+    mean, n = float(values.mean()), len(values)
+    if n == 1:
+        return Mean(mean, math.nan, math.nan, 1)
+    from scipy.stats import t
+    half = float(t.ppf((1 + confidence) / 2, n - 1) * values.std(ddof=1) / math.sqrt(n))
+    return Mean(mean, mean - half, mean + half, n)
 
 
 def fit(x, y, low, high, power: bool = False, draws: int = 2000) -> tuple[float, float, float]:

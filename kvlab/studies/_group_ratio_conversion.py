@@ -4,10 +4,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 
 from kvlab.attention._base import digest
-from kvlab.record.reading import Reading, missing
+from kvlab.record.reading import Reading
+from kvlab.studies import _models
 
 WINDOW = 512
 TRAINING_TEXT, TRAINING_TOKENS = "pydoc:typesmapping", 2048      # what alignment and distillation see, never scored
@@ -50,14 +50,13 @@ def converted(case: Conversion, told: Callable[[str], None], hardware: str = "")
     about = dict(source="accuracy.scoring", hardware=hardware)
     try:
         decoder, chosen, reference, ids = _scored(case, told)
-    except (KeyError, ValueError, OSError) as error:
-        why = " ".join(map(str, error.args)) or type(error).__name__
-        return _rows(case, [missing(metric, unit, why, **about) for metric, unit in METRICS.items()], {})
+    except _models.ABSENT as error:
+        return _rows(case, _models.absent(METRICS, error, **about), {})
     from kvlab.accuracy.scoring import compare, score_windows
     from kvlab.kv.formats import kv_format
     from kvlab.model.heads import convert
     told(f"{case.method} to {case.num_kv_heads} KV heads")
-    other = convert(decoder, case.num_kv_heads, case.method, case.distil_steps, ids)
+    other = convert(decoder, case.num_kv_heads, case.method, case.distil_steps, ids, told=told)
     scores = score_windows(other, chosen, reference=reference, told=told)
     note = "the same function with more KV heads; only rounding differs" if case.method == "expand" else ABOUT
     readings = compare(scores).readings(method="against the model as it was", note=note, **about)
@@ -69,29 +68,19 @@ def converted(case: Conversion, told: Callable[[str], None], hardware: str = "")
                                       head_dim=shape.head_dim))
 
 
-@lru_cache(maxsize=1)
-def _loaded(model: str, device: str):
-    from kvlab.model.load import load_decoder
-    return load_decoder(model).to(device)
-
-
-_REFERENCES: dict = {}                  # of the last model and text: states of the unconverted model, 6 CPU s to make
-
-
 def _scored(case: Conversion, told):
     """(decoder, windows to score, the decoder's own hidden states of them, token ids that are not scored)."""
     from kvlab.accuracy.scoring import encode, hidden_states, windows
     from kvlab.accuracy.texts import text as text_of
     told(f"loading {case.model}")
-    decoder = _loaded(case.model, case.device)
-    key = case.model, case.device, case.text, case.tokens
-    if key not in _REFERENCES:
+    decoder = _models.decoder(case.model, case.device)
+
+    def states():
         chosen = windows(case.text, encode(decoder, text_of(case.text)), window=case.window,
                          count=max(1, case.tokens // case.window))
         ids = encode(decoder, text_of(TRAINING_TEXT))[:TRAINING_TOKENS]
-        _REFERENCES.clear()
-        _REFERENCES[key] = chosen, hidden_states(decoder, chosen, told=told), ids
-    return decoder, *_REFERENCES[key]
+        return chosen, hidden_states(decoder, chosen, told=told), ids
+    return decoder, *_models.once(("conversion", case.model, case.device, case.text, case.tokens), states)
 
 
 def _rows(case: Conversion, readings: list[Reading], heads: dict) -> list[dict]:

@@ -1,40 +1,15 @@
 """Both axes of a group ratio in one wide table: what a call takes, and what the cache remembers."""
 from __future__ import annotations
 
-import json
-
 import pandas as pd
 
 from kvlab.accuracy.seeds import t_interval
 from kvlab.record.reading import weakest
+from kvlab.record.recall import main_cells, recall_rows, trained_length
 from kvlab.record.wide import wide
 
 KEY = ["num_q_heads", "group_ratio", "head_dim"]
 KERNEL = ("latency_s", "ideal_bytes", "read_amplification")
-TASK = "recall:pair"
-
-
-def recall_rows(table: pd.DataFrame, data: str = TASK, kv_format: str = "fp32") -> pd.DataFrame:
-    """The scores of one task's cells with a value, by default of the pair task with an fp32 cache."""
-    chosen = table[(table["data"] == data) & (table["kv_format"] == kv_format) & (table["kind"] != "missing")
-                   & table["metric"].isin(["recall", "nll"])]
-    keys = [json.loads(case)["num_keys"] for case in chosen["case"]]
-    return chosen.assign(num_keys=keys)
-
-
-def main_cells(rows: pd.DataFrame) -> pd.DataFrame:
-    """Those over the smallest set of keys: the grid, without the long cells, whose widths and rates differ."""
-    return rows[rows["num_keys"] == rows["num_keys"].min()] if len(rows) else rows
-
-
-def trained_length(rows: pd.DataFrame) -> int | None:
-    """The longest context that was both trained and evaluated."""
-    if rows.empty:
-        return None
-    case = json.loads(rows["case"].iloc[0])
-    most = max(case["pairs"]) * (2 if case["task"] == "two_token" else 1)
-    lengths = [int(n) for n in rows["kv_len"].unique()]
-    return max((n for n in lengths if n <= most), default=min(lengths))
 
 
 def joined(table: pd.DataFrame, kv_len: int | None = None) -> pd.DataFrame:

@@ -60,12 +60,12 @@ def resolution(table) -> list[Finding]:
 
 
 def lost(table) -> list[Finding]:
-    """What was to be measured and could not be, once per reason."""
+    """What was to be measured and could not be, once per reason and kind of case."""
     rows = table[table["metric"].isin(["recall", "kl", "latency_s", "case"]) & (table["kind"] == "missing")]
+    decode = ("decode attention (" + rows["variant"].astype(str) + ")").where(rows["phase"] == "decode")
+    rows = rows.assign(what=decode.fillna(rows["data"].where(rows["data"] != "", "a case")))
     found = []
-    for i, ((metric, note), group) in enumerate(rows.groupby(["metric", "note"])):
-        first = group.iloc[0]
-        what = f"decode attention ({first['variant']})" if first["phase"] == "decode" else first["data"] or "a case"
+    for i, ((metric, note, what), group) in enumerate(rows.groupby(["metric", "note", "what"])):
         count = f"{len(group)} case" + ("s" if len(group) > 1 else "")
         result = "result" if metric == "case" else metric
         found.append(none(f"lost:{i}", f"{count} of {what} gave no {result}: {note}."))

@@ -41,8 +41,13 @@ class TextCase:
 
 @dataclass(frozen=True)
 class ScoreCase(TextCase):
-    """Windows of texts scored under one format. against: a format whose scores of the same tokens are subtracted."""
-    against: str = ""
+    """Windows of texts scored under one format.
+
+    against: formats whose scores of the same tokens are subtracted, one of the same grain first.
+    common: documents whose first window every format of the run scores; () where this case scores nothing else.
+    """
+    against: tuple[str, ...] = ()
+    common: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,10 +65,12 @@ class SensitivityCase(TextCase):
 class MixCase(TextCase):
     """Layers in formats chosen by their sensitivity within the bytes of a uniform format (`kv_format`), scored.
 
-    candidates: formats to choose from. sensed: window in which sensitivities are measured, as SensitivityCase does.
+    candidates: formats to choose from. sensed: window in which sensitivities are measured, as SensitivityCase does; it
+    lies behind the scored windows. against: formats whose scores of the same tokens are subtracted.
     """
     candidates: tuple[str, ...] = MIXED
     sensed: int = 96
+    against: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:

@@ -1,27 +1,21 @@
-"""The rows of kv_quant's cases on text: scores under a format, by position, by layer, and of a mix of layers.
-
-The decoder, the fp32 cache's hidden states and what other cases are subtracted from are kept in the process: cases of
-one run that follow one another share them, and a case that is run alone computes them itself.
-"""
+"""The rows of kv_quant's cases on text: scores under a format, by position, by layer, and of a mix of layers."""
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from kvlab.accuracy import scoring, sensitivity
 from kvlab.accuracy.statistics import block_bootstrap
 from kvlab.accuracy.texts import sha256, text
 from kvlab.attention._base import digest
 from kvlab.kv.formats import kv_format
-from kvlab.model.load import load_decoder
-from kvlab.record.environment import cpu_name
-from kvlab.record.reading import Reading, failed, missing
-from kvlab.studies._kv_quant_cases import ScoreCase
+from kvlab.probes._base import hardware
+from kvlab.record.quality import COMMON, TEXTS
+from kvlab.record.reading import Reading, failed
+from kvlab.studies import _kv_quant_scores as scores
+from kvlab.studies import _models
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,19 +25,22 @@ METHOD = "paired moving-block bootstrap, blocks of 32 tokens, 2000 draws"
 HOW = "simulated cache: values are rounded through the storage format and attention is computed in fp32"
 WEIGHTS = {"smollm2-135m": "weights dequantised from a Q4_1 file, so the reference is that model, not the original"}
 BUCKETS = (0, 512, 1024, 2048, 4096, 8192)          # of position in a long window
-_KEPT: dict = {}
+SOURCE = dict(source="kv_quant", hardware="none")   # of what is computed from formulas
 
 
 def scored(case, artifacts: Path | None, watch) -> list[dict]:
     """One format on the case's texts: quality with intervals, the equivalence test, bytes; then KL of each text."""
     def readings(decoder, told):
-        frame = _frame(case, told)
+        frame, of = scores.frame(case, told), _about(case, decoder)
         _keep(frame, case, artifacts)
-        quality = scoring.compare(frame)
-        of = _about(case, decoder)
-        found = [(case.comparison_id, {}, one) for one in (*_readings(quality, of), _bytes(case, decoder))]
-        if case.against:
-            found += [(case.comparison_id, {}, one) for one in _difference(case, frame, told, of)]
+        size = _bytes(case, decoder, [case.kv_format] * decoder.config.num_layers)
+        found = [(case.comparison_id, {}, one) for one in (*_readings(scoring.compare(frame), of), size(TEXTS))]
+        if case.common:
+            place, names = digest({"case": case.comparison_id, "of": COMMON}), " + ".join(case.common)
+            part = frame[frame["document"].isin(case.common) & (frame["window"] == 0)].reset_index(drop=True)
+            found += [(place, dict(data=names), one) for one in (
+                *_readings(scoring.compare(part), of | {"scope": COMMON}), size(COMMON))]
+        found += _differences(case, frame, told, of)
         if len(case.documents) > 1:
             for name, own in frame.groupby("document", sort=False):
                 kl = block_bootstrap(own["kl"], window=own["window"])
@@ -56,7 +53,7 @@ def scored(case, artifacts: Path | None, watch) -> list[dict]:
 def by_position(case, artifacts: Path | None, watch) -> list[dict]:
     """KL in buckets of position in one long window: kv_len is where a bucket ends."""
     def readings(decoder, told):
-        frame = _frame(case, told)
+        frame = scores.frame(case, told)
         _keep(frame, case, artifacts)
         found = []
         for first, last in zip(BUCKETS, BUCKETS[1:]):
@@ -75,42 +72,45 @@ def by_position(case, artifacts: Path | None, watch) -> list[dict]:
 def by_layer(case, artifacts: Path | None, watch) -> list[dict]:
     """KL with one layer's K or V in the format: scope says which."""
     def readings(decoder, told):
-        frame, found = _sensed(_plain(case, case.kv_format, case.window), told), []
-        for line in frame.to_dict("records"):
+        found = []
+        for line in scores.sensed(scores.plain(case, case.kv_format), told).to_dict("records"):
             about = _about(case, decoder) | {"scope": f"layer {line['layer']} {line['side']}"}
             place = digest({"case": case.comparison_id, "of": about["scope"]})
             found += [(place, {}, Reading("kl", line["kl"], "nat", "measured", low=line["low"], high=line["high"],
                                           n=line["n"], **about)),
                       (place, {}, Reading("kv_bytes_per_token", line["bytes_per_token"], "B", "modelled",
-                                          method="formula:nbytes(4096) ÷ 4096", source="kv_quant", hardware="none",
-                                          scope=about["scope"]))]
+                                          method="formula:nbytes(4096) ÷ 4096", scope=about["scope"], **SOURCE))]
         return found
     return _rows(case, readings, watch)
 
 
 def mixed(case, artifacts: Path | None, watch) -> list[dict]:
-    """A mix of layers within the bytes of a uniform format: its KL on the scored texts; predicted against measured."""
+    """A mix of layers within the bytes of a uniform format: its KL on the scored texts; predicted against measured.
+
+    The mix is chosen on windows behind those that it is scored on.
+    """
     def readings(decoder, told):
         import pandas as pd
-        sensed = [_plain(case, name, case.sensed) for name in case.candidates]
+        sensing = [scores.sensing(case, name) for name in case.candidates]
+        for one in scores.windows(sensing[0]):
+            scoring.disjoint(one.ids_T, scores.windows(case), f"what chooses the mix ({one.document})",
+                             "layers must be chosen on tokens that are not scored")
         budget = sum(kv_format(case.kv_format).nbytes(sensitivity.SIZED_AT, decoder.config.shape(layer))
                      for layer in range(decoder.config.num_layers)) / sensitivity.SIZED_AT
-        chosen = sensitivity.mix(pd.concat([_sensed(one, told) for one in sensed]), budget)
+        chosen = sensitivity.mix(pd.concat([scores.sensed(one, told) for one in sensing]), budget)
         about = _about(case, decoder)
         about["note"] = f"K+V of layers 0 … {len(chosen.formats) - 1}: {', '.join(chosen.formats)}; {about['note']}"
-        frame = scoring.score_windows(decoder, _windows(_plain(case)), chosen.formats, told=told,
-                                      reference=_reference(_plain(case)))
+        frame = scores.scored(case, chosen.formats, told)
         _keep(frame, case, artifacts)
-        size = Reading("kv_bytes_per_token", chosen.bytes_per_token, "B", "modelled", source="kv_quant",
-                       method="formula:nbytes(4096) ÷ 4096", hardware="none", scope="texts")
-        found = [(case.comparison_id, {}, one) for one in (*_readings(scoring.compare(frame), about), size)]
-        again = scoring.score_windows(decoder, _windows(sensed[0]), chosen.formats, told=told)
-        place, own = digest({"case": case.comparison_id, "of": "sensed"}), about | {"scope": "sensed windows"}
-        return [*found,
-                (place, dict(kv_len=case.sensed), _reading("kl", scoring.compare(again).kl, **own)),
-                (place, dict(kv_len=case.sensed), Reading(
-                    "kl", chosen.predicted_kl, "nat", "modelled", source="kv_quant", hardware="none",
-                    method="formula:sum of the KL of single layers", scope="sensed windows"))]
+        size = _bytes(case, decoder, chosen.formats)(TEXTS)
+        again = scoring.compare(scores.scored(sensing[0], chosen.formats, told)).kl
+        where, own = dict(kv_len=case.sensed), about | {"scope": "sensed windows"}
+        place = digest({"case": case.comparison_id, "of": "sensed"})
+        predicted = Reading("kl", chosen.predicted_kl, "nat", "modelled", scope=own["scope"],
+                            method="formula:sum of the KL of single layers", **SOURCE)
+        return [*((case.comparison_id, {}, one) for one in (*_readings(scoring.compare(frame), about), size)),
+                *_differences(case, frame, told, about),
+                (place, where, _reading("kl", again, **own)), (place, where, predicted)]
     return _rows(case, readings, watch)
 
 
@@ -120,21 +120,21 @@ def _rows(case, readings: Callable, watch) -> list[dict]:
         watch.at("", stage)
 
     def whole(reading):
-        return [{"comparison_id": case.comparison_id, "case_id": case.comparison_id, **case.columns(),
-                 **asdict(reading)}]
+        return {"comparison_id": case.comparison_id, "case_id": case.comparison_id, **case.columns(),
+                **asdict(reading)}
     try:
-        decoder = _decoder(case.model, case.device)
-        _windows(case)
-    except (KeyError, ValueError, OSError) as error:
-        why = str(error.args[0] if error.args else error)
-        return [row for name, unit in METRICS.items() for row in whole(missing(name, unit, why, source="kv_quant"))]
+        told(f"loading {case.model}")
+        decoder = _models.decoder(case.model, case.device)
+        scores.windows(case)
+    except _models.ABSENT as error:
+        return [whole(one) for one in _models.absent(METRICS, error, source="kv_quant")]
     shape = decoder.config.shape(0)
     heads = dict(variant="sdpa", format_path="decoded", num_q_heads=shape.num_q_heads, num_kv_heads=shape.num_kv_heads,
                  group_ratio=shape.group_ratio, head_dim=shape.head_dim)
     try:
         found = readings(decoder, told)
     except ValueError as error:
-        return whole(failed("kl", "nat", str(error), source="kv_quant"))
+        return [whole(failed("kl", "nat", str(error), source="kv_quant"))]
     return [{"comparison_id": case.comparison_id, "case_id": place, **case.columns(), **heads, **columns,
              **asdict(reading)} for place, columns, reading in found]
 
@@ -146,8 +146,7 @@ def _about(case, decoder) -> dict:
     if scoring.is_static(case.kv_format):
         parts.insert(1, f"static scales of {case.calibration}" + (
             ", guessed" if case.calibration.startswith("range:") else f", {scoring.CALIBRATION_TOKENS} tokens"))
-    device = torch.cuda.get_device_name(case.device) if case.device.startswith("cuda") else cpu_name()
-    return dict(method=METHOD, source="kv_quant", hardware=device, scope="texts", note="; ".join(parts))
+    return dict(method=METHOD, source="kv_quant", hardware=hardware(case.device), scope=TEXTS, note="; ".join(parts))
 
 
 def _reading(metric: str, found, **about) -> Reading:
@@ -155,29 +154,31 @@ def _reading(metric: str, found, **about) -> Reading:
 
 
 def _readings(quality: scoring.Quality, of: dict) -> list[Reading]:
-    """The quality's numbers, the interval of its equivalence test, and how many tokens would settle that."""
+    """The quality's numbers, the interval of its equivalence test, and the tokens that half the margin would take."""
     test = of | {"method": METHOD + "; the 90 % interval of two one-sided tests",
                  "note": f"margin {100 * quality.margin:g} %: {quality.verdict}; {of['note']}"}
     return [*quality.readings(**of), _reading("perplexity_delta_90", quality.loss, **test),
-            Reading("tokens_needed", quality.n_needed, "count", "modelled", source="kv_quant", hardware="none",
-                    scope="texts", method=f"formula:n · (half-width ÷ {quality.margin / 2:g})²")]
+            Reading("tokens_needed", quality.n_needed, "count", "modelled", scope=of["scope"],
+                    method=f"formula:n · (half-width ÷ {quality.margin / 2:g})²", **SOURCE)]
 
 
-def _difference(case, frame, told, of) -> list[Reading]:
-    """How much more this format loses than another, paired token by token."""
-    other = _frame(replace(case, kv_format=case.against, calibration=scoring.CALIBRATION, against=""), told)
-    kl = block_bootstrap(frame["kl"] - other["kl"], frame["document"], frame["window"])
-    nll = scoring.compare(frame, other).nll_delta
-    about = of | {"note": f"minus that of {case.against}; {of['note']}"}
-    return [Reading(name, e.value, "nat", "measured", low=e.low, high=e.high, n=e.n, **about)
-            for name, e in (("kl_difference", kl), ("nll_difference", nll))]
+def _differences(case, frame: pd.DataFrame, told, of: dict) -> list[tuple]:
+    """How much more this format loses than each of others, paired token by token."""
+    found = []
+    for name in case.against:
+        other, about = scores.frame(scores.plain(case, name), told), of | {"scope": f"minus {name}"}
+        kl = block_bootstrap(frame["kl"] - other["kl"], frame["document"], frame["window"])
+        place = digest({"case": case.comparison_id, "of": about["scope"]})
+        found += [(place, {}, Reading(metric, e.value, "nat", "measured", low=e.low, high=e.high, n=e.n, **about))
+                  for metric, e in (("kl_difference", kl), ("nll_difference", scoring.compare(frame, other).nll_delta))]
+    return found
 
 
-def _bytes(case, decoder) -> Reading:
-    layers, tokens = range(decoder.config.num_layers), sensitivity.SIZED_AT
-    total = sum(kv_format(case.kv_format).nbytes(tokens, decoder.config.shape(layer)) for layer in layers)
-    return Reading("kv_bytes_per_token", total / tokens, "B", "modelled", method="formula:nbytes(4096) ÷ 4096",
-                   source="kv_quant", hardware="none", scope="texts")
+def _bytes(case, decoder, formats: Sequence[str]) -> Callable[[str], Reading]:
+    """Bytes per token of the cache as it stands at the end of a scored window, for rows of a scope."""
+    total = sum(kv_format(fmt).nbytes(case.window, decoder.config.shape(layer)) for layer, fmt in enumerate(formats))
+    return lambda scope: Reading("kv_bytes_per_token", total / case.window, "B", "modelled", scope=scope,
+                                 method=f"formula:nbytes({case.window}) ÷ {case.window}", **SOURCE)
 
 
 def _keep(frame: pd.DataFrame, case, artifacts: Path | None) -> None:
@@ -186,77 +187,3 @@ def _keep(frame: pd.DataFrame, case, artifacts: Path | None) -> None:
         folder = Path(artifacts) / "samples"
         folder.mkdir(parents=True, exist_ok=True)
         frame.to_parquet(folder / f"{case.comparison_id}-tokens.parquet")
-
-
-def _plain(case, fmt: str = "fp32", window: int | None = None) -> ScoreCase:
-    """The windows of a case as a key of what is kept: every case that scores the same ones gives the same one."""
-    return ScoreCase(case.model, fmt, case.documents, window or case.window, case.count, case.start,
-                     device=case.device)
-
-
-@lru_cache(maxsize=1)
-def _decoder(model: str, device: str):
-    decoder = load_decoder(model)
-    return decoder if device == "cpu" else decoder.to(device)
-
-
-def _windows(case) -> list[scoring.Window]:
-    decoder = _decoder(case.model, case.device)
-    return [one for name in case.documents for one in scoring.windows(
-        name, scoring.encode(decoder, text(name)), window=case.window, count=case.count, start=case.start)]
-
-
-@lru_cache(maxsize=4)
-def _reference(key) -> list[torch.Tensor]:
-    return scoring.hidden_states(_decoder(key.model, key.device), _windows(key))
-
-
-def _frame(case, told) -> pd.DataFrame:
-    """Per-token scores of a case, kept for those that subtract it."""
-    every = getattr(case, "every", 1)
-    return _kept(("scores", replace(_plain(case, case.kv_format), calibration=case.calibration), every),
-                 lambda: _fresh(case, every, told))
-
-
-def _kept(key: tuple, make: Callable):
-    """What is made once per process, of the last eight things asked for."""
-    if key not in _KEPT:
-        while len(_KEPT) >= 8:
-            _KEPT.pop(next(iter(_KEPT)))
-        _KEPT[key] = make()
-    return _KEPT[key]
-
-
-def _fresh(case, every: int, told) -> pd.DataFrame:
-    decoder, windows = _decoder(case.model, case.device), _windows(case)
-    told("fp32 cache")
-    return scoring.score_windows(decoder, windows, _formats(case, decoder, windows), every=every, told=told,
-                                 reference=_reference(_plain(case)))
-
-
-def _formats(case, decoder, windows):
-    """The case's format, with the scales of its calibration text or of the guessed range."""
-    kind, _, limit = case.calibration.partition(":")
-    if not scoring.is_static(case.kv_format):
-        return case.kv_format
-    if kind == "range":
-        shape = decoder.config.shape(0)
-        k_SKD, v_SKE = (torch.full((1, shape.num_kv_heads, width), float(limit), device=decoder.device)
-                        for width in (shape.head_dim, shape.v_dim))
-        return kv_format(case.kv_format).calibrate(k_SKD, v_SKE)
-    return scoring.with_scales(decoder, case.kv_format, _calibration(case, decoder), windows)
-
-
-def _calibration(case, decoder):
-    if case.calibration in case.documents:
-        raise ValueError(f"{case.calibration} is scored; scales must come from another text")
-    return scoring.encode(decoder, text(case.calibration))[:scoring.CALIBRATION_TOKENS]
-
-
-def _sensed(case, told) -> pd.DataFrame:
-    """Sensitivities to a format, kept for the mix that chooses from them."""
-    def make():
-        decoder, windows = _decoder(case.model, case.device), _windows(case)
-        ids = _calibration(case, decoder) if scoring.is_static(case.kv_format) else None
-        return sensitivity.sensitivity(decoder, windows, case.kv_format, calibration_ids=ids, told=told)
-    return _kept(("sensed", case), make)

@@ -14,12 +14,12 @@ from kvlab.accuracy.recall import RecallCell
 from kvlab.accuracy.recall import rows as recalled
 from kvlab.attention import Comparison, VariantRef, trial
 from kvlab.probes import measure
-from kvlab.probes._base import Watch
+from kvlab.probes._base import Watch, hardware
 from kvlab.probes.ceilings import Ceilings
 from kvlab.probes.kernel_error import KernelError
 from kvlab.probes.roofline import Roofline
 from kvlab.probes.timer import Timer
-from kvlab.record.environment import cpu_name
+from kvlab.record.recall import TIMES_LONGER
 from kvlab.shapes import AttentionShape, Workload
 from kvlab.studies._group_ratio_conversion import Conversion, converted
 from kvlab.studies._group_ratio_findings import findings
@@ -61,9 +61,12 @@ def _small(grid, common):
     """Five seeds where the curve is, three for the controls; one matched cell where the weights differ most."""
     for head_dim, ratios in grid.items():
         seeds = (0, 1, 2, 3, 4) if head_dim == 4 else (0, 1, 2)
+        formats = FORMATS if head_dim < 64 else FORMATS[:1]
         for ratio in ratios:
-            yield RecallCell(Q_HEADS // ratio, head_dim, seeds=seeds, kv_formats=FORMATS, **common)
-    yield RecallCell(1, 4, seeds=(0, 1, 2, 3, 4), parameter_matched=True, **common)
+            yield RecallCell(Q_HEADS // ratio, head_dim, seeds=seeds, kv_formats=formats, **common)
+    yield RecallCell(1, 4, parameter_matched=True, **common)
+    for heads in (Q_HEADS, 1):                          # what looks like capacity may be speed of learning
+        yield RecallCell(heads, 4, longer=TIMES_LONGER, **common)
 
 
 def _large(grid, common):
@@ -79,6 +82,7 @@ def _large(grid, common):
     for ratio in RATIOS:
         heads = Q_HEADS // ratio
         yield RecallCell(heads, 4, steps=1000, parameter_matched=True, **five)
+        yield RecallCell(heads, 4, steps=1000, longer=TIMES_LONGER, **five)
         yield RecallCell(heads, 64, task="two_token", steps=1500, lr=1.5e-3, **five)
         yield RecallCell(heads, 64, pairs=(64, 512, 4096, 9216), evaluated=(64, 512, 4096, 9216), num_keys=16_384,
                          width=128, steps=1000, lr=2e-3, batch_size=16, seeds=(0, 1, 2), **common)
@@ -100,7 +104,9 @@ def _decode(size, grid, device, variants) -> Iterator[Comparison]:
 
 
 def _conversions(size, device, model) -> Iterator[Conversion]:
-    common = dict(model=model or MODEL, tokens={"smoke": 64, "small": 512, "large": 4096}[size], device=device)
+    common = dict(model=model or MODEL, device=device, **{
+        "smoke": dict(tokens=64), "small": dict(tokens=512),
+        "large": dict(tokens=4096, text="pydoc:specialnames")}[size])    # execmodel has 1,833 tokens of SmolLM2
     yield Conversion("expand", 9, **common)
     if size == "smoke":
         return
@@ -116,15 +122,8 @@ def run(case: Case, *, artifacts=None, watch: Watch | None = None) -> list[dict]
     if isinstance(case, RecallCell):
         def step(i):
             watch.at("", f"training step {i}")
-        return recalled(case, step, hardware=_hardware(case.device))
+        return recalled(case, step, hardware=hardware(case.device))
     if isinstance(case, Conversion):
-        return converted(case, lambda stage: watch.at("", stage), _hardware(case.device))
+        return converted(case, lambda stage: watch.at("", stage), hardware(case.device))
     cap_s = 2.0 if case.device.startswith("cuda") else 0.4
     return measure(case, (KernelError(), Ceilings(), Timer(cap_s=cap_s), Roofline()), artifacts=artifacts, watch=watch)
-
-
-def _hardware(device: str) -> str:
-    if not device.startswith("cuda"):
-        return cpu_name()
-    import torch
-    return torch.cuda.get_device_name(device)

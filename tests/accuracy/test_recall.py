@@ -47,6 +47,29 @@ def test_a_batch_is_a_question_with_its_answer():
     assert not torch.equal(batch.keys_ZBP[0], batch.keys_ZBP[1])
 
 
+@pytest.mark.parametrize("use", [recall._TRAINING, recall._EVALUATION, recall._CALIBRATION])
+def test_every_seed_use_and_n_has_batches_of_its_own(use):
+    def batch(seed, use, pairs=0):
+        return draw(TINY, 5, 7, [recall._generator(TINY, seed, use, pairs)])
+    mine = batch(1, use)
+    others = [batch(0, use), batch(2, use), batch(1, use % 3 + 1), batch(1, use, 4), batch(1 + 2**31, use)]
+    for other in others:
+        assert not torch.equal(mine.keys_ZBP, other.keys_ZBP) and not torch.equal(mine.values_ZBP, other.values_ZBP)
+    assert torch.equal(mine.answer_ZBT, batch(1, use).answer_ZBT)
+    seen = {recall._generator(TINY, seed, use, pairs).initial_seed() for seed in range(20) for pairs in range(20)}
+    assert len(seen) == 400 and max(seen) < 2**32       # torch's generator of the CPU drops what stands above
+
+
+def test_questions_differ_between_seeds_in_training_and_in_scores(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(recall, "draw", lambda *args: drawn.append(draw(*args)) or drawn[-1])
+    trained = train(replace(TINY, steps=1))
+    assert not torch.equal(drawn[0].keys_ZBP[0], drawn[0].keys_ZBP[1])
+    for seed in (0, 1):
+        evaluate(trained, seed, 4)
+    assert not torch.equal(drawn[1].keys_ZBP, drawn[2].keys_ZBP)
+
+
 @pytest.mark.parametrize("task", ["pair", "two_token"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_logits_are_those_of_attention_written_out(task, kv_heads):
@@ -197,6 +220,7 @@ def test_threads_are_put_back():
 @pytest.mark.parametrize("wrong, error, said", [
     (dict(num_kv_heads=3), ValueError, "not a multiple"), (dict(task="copy"), ValueError, "pair, two_token"),
     (dict(seeds=()), ValueError, "seeds is empty"), (dict(seeds=(1, 1)), ValueError, "repeat"),
+    (dict(seeds=(-1,)), ValueError, "whole numbers from 0"), (dict(seeds=(2**32,)), ValueError, "whole numbers from 0"),
     (dict(pairs=(17,)), ValueError, "num_keys=16"), (dict(evaluated=(0,)), ValueError, "pairs=0"),
     (dict(lr=0.0), ValueError, "lr=0.0"), (dict(steps=0), ValueError, "steps=0"),
     (dict(kv_formats=("int9",)), KeyError, "int9"),

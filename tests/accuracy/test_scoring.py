@@ -173,6 +173,22 @@ def test_static_scales_come_from_a_text_that_is_not_scored(decoder):
         score_windows(decoder, chosen, "int8/tensor")
 
 
+def test_a_window_shorter_than_32_tokens_does_not_calibrate_itself(decoder):
+    short = windows("essay", TOKENS, window=24)
+    assert with_scales(decoder, "int8/tensor", OTHER, short)
+    with pytest.raises(ValueError, match="shares 24 tokens in a row with essay, window 0"):
+        with_scales(decoder, "int8/tensor", torch.cat([OTHER, TOKENS[:24], OTHER]), short)
+    with pytest.raises(ValueError, match="shares 20 tokens in a row"):
+        with_scales(decoder, "int8/tensor", TOKENS[30:50], windows("essay", TOKENS, window=80))
+
+
+def test_another_models_states_as_the_reference_are_not_taken_for_its_own(decoder):
+    """Under fp32 too: the reference is then that of the model before it was changed."""
+    chosen, other = windows("a", TOKENS, window=40), Decoder.random(CONFIG, seed=1)
+    frame = score_windows(other, chosen, reference=hidden_states(decoder, chosen))
+    assert frame["kl"].min() > 0 and (score_windows(other, chosen)["kl"] == 0).all()
+
+
 def test_a_range_that_was_guessed_too_small_clips(decoder):
     chosen = windows("a", TOKENS, window=80)
     from kvlab.kv.formats import kv_format
@@ -194,6 +210,9 @@ def test_compare_reports_paired_differences(decoder):
     assert found.loss.value == found.perplexity_delta.value
     assert found.perplexity_delta.low < found.loss.low and found.loss.high < found.perplexity_delta.high
     assert found.top1_agreement.value == pytest.approx(rough["top1"].mean()) and found.top1_agreement.high <= 1
+    gained = rough.assign(nll=rough["nll_reference"] - 0.1, nll_reference=rough["nll_reference"])
+    lost = gained.assign(nll=rough["nll_reference"] + 0.1)
+    assert (compare(gained).verdict, compare(lost).verdict) == ("gain", "above")
     assert compare(exact).verdict == "below" and compare(rough, rough).nll_delta.value == 0
     assert compare(rough, exact).nll_delta == found.nll_delta
     rows = found.readings(method="m", source="s")
@@ -226,8 +245,13 @@ def test_the_door_scores_a_named_text(decoder, tmp_path):
     model = Decoder(CONFIG, decoder.weights, Letters(), "tiny")
     frame = score(model, f"file:{mine}", "int8/tensor", window=64, count=2, calibration=f"file:{other}")
     assert len(frame) == 128 and 0 < frame["kl"].mean() < 0.1
+    for same in (f"file:{mine}", f"file:{mine.parent}/./{mine.name}"):
+        with pytest.raises(ValueError, match="to be scored and to calibrate"):
+            score("not loaded", f"file:{mine}", "int8/tensor", window=64, count=2, calibration=same)
+    longer = tmp_path / "longer.txt"
+    longer.write_text("zz" + mine.read_text())
     with pytest.raises(ValueError, match="shares 32 tokens"):
-        score(model, f"file:{mine}", "int8/tensor", window=64, count=2, calibration=f"file:{mine}")
+        score(model, f"file:{mine}", "int8/tensor", window=64, count=2, calibration=f"file:{longer}")
     with pytest.raises(ValueError, match="200 tokens, and 300 are needed"):
         score(model, f"file:{mine}", window=300, count=1)
     with pytest.raises(KeyError, match="int8/tokn"):

@@ -1,4 +1,6 @@
 """One layer's K or V at a time is what a whole pass with such a cache gives; a mix keeps to its budget."""
+import math
+
 import pandas as pd
 import pytest
 import torch
@@ -97,3 +99,27 @@ def test_what_cannot_be_mixed_or_measured_is_refused(decoder, chosen):
         sensitivity(decoder, [], "int8/token")
     with pytest.raises(ValueError, match="calibration text is empty"):
         sensitivity(decoder, chosen, "int8/tensor")
+
+
+@pytest.mark.parametrize("name, value, said", [
+    ("model.layers.1.mlp.down_proj.weight", math.nan, "a, window 0: layer 1 of broken .*token 0 of 70"),
+    ("lm_head.weight", math.inf, "a, window 0: the output layer of broken .*token")])
+def test_nan_stops_with_window_layer_and_token(decoder, chosen, name, value, said):
+    weights = dict(decoder.weights)
+    weights[name] = weights[name].clone()
+    weights[name][3, 3] = value
+    with pytest.raises(ValueError, match=said):
+        sensitivity(Decoder(CONFIG, weights, name="broken"), chosen, "int8/token")
+
+
+def test_nan_that_a_format_makes_names_that_format(decoder, chosen, monkeypatch):
+    """Of the cell that is resumed in the middle of the model, not of the pass that all share."""
+    whole, block = [], type(decoder).block
+
+    def broken(self, layer, x_TH, *rest, **more):
+        x_TH = block(self, layer, x_TH, *rest, **more)
+        whole.append(layer)
+        return x_TH * math.nan if len(whole) == 4 else x_TH           # the first layer after the shared pass of three
+    monkeypatch.setattr(type(decoder), "block", broken)
+    with pytest.raises(ValueError, match="a, window 0, K of layer 0 in int8/token: layer 0 .*token 0 of 70"):
+        sensitivity(decoder, chosen, "int8/token")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from kvlab.accuracy.statistics import Estimate, block_bootstrap, equivalence, inside, n_needed
+from kvlab.accuracy.statistics import Estimate, below, block_bootstrap, equivalence, inside, n_needed
 
 
 def series(phi, n=2048, runs=300, seed=1):
@@ -23,6 +23,17 @@ def test_the_interval_covers_the_truth_95_times_in_100(phi):
 def test_single_tokens_as_blocks_would_not_cover_it():
     found = [block_bootstrap(run, block=1, draws=200, seed=i) for i, run in enumerate(series(0.5, n=512, runs=150))]
     assert np.mean([e.low < 0 < e.high for e in found]) < 0.85
+
+
+def test_skewed_values_are_covered_less_often_and_missed_above_as_the_docstring_says():
+    """As skewed as a KL can be: log-normal, sigma 1.5, two windows of 512."""
+    z = series(0.5, n=1024, runs=400, seed=5) * math.sqrt(1 - 0.5**2)
+    found = [block_bootstrap(np.exp(1.5 * run), window=np.repeat([0, 1], 512), draws=400, seed=i)
+             for i, run in enumerate(z)]
+    truth = math.exp(1.5**2 / 2)
+    above, below = (np.mean([e.high < truth for e in found]), np.mean([e.low > truth for e in found]))
+    assert 0.87 <= 1 - above - below < 0.95 and above > 2 * below
+    assert "90.8 %" in block_bootstrap.__doc__ and abs(1 - above - below - 0.908) < 0.04
 
 
 def test_equivalence_at_the_margin_is_declared_in_5_of_100_runs_at_most():
@@ -89,7 +100,10 @@ def test_verdicts_need_the_whole_interval():
     assert inside(of(1.2, 2.8), 1, 3) == "inside"
     assert inside(of(3.1, 4), 1, 3) == inside(of(0, 0.9), 1, 3) == "outside"
     assert inside(of(0.5, 2), 1, 3) == inside(of(0.5, 4), 1, 3) == "inconclusive"
-    for wrong in (lambda: equivalence(of(0, 1), 0), lambda: inside(of(0, 1), 2, 2), lambda: n_needed(of(0, 1), -1)):
+    assert below(of(-3, -1.5), 1) == below(of(-3, 0.9), 1) == "below" and below(of(1, 2), 1) == "above"
+    assert below(of(-3, 1.1), 1) == "inconclusive"
+    for wrong in (lambda: equivalence(of(0, 1), 0), lambda: below(of(0, 1), math.nan), lambda: inside(of(0, 1), 2, 2),
+                  lambda: n_needed(of(0, 1), -1)):
         with pytest.raises(ValueError):
             wrong()
 

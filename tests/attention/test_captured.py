@@ -117,6 +117,18 @@ def test_a_capture_as_long_as_kv_len_gives_all_copies_the_same_tokens():
         assert torch.equal(originals(one, seed)[1][0], made["k"])
 
 
+@pytest.mark.parametrize("tokens, batch_size, sentence", [
+    (40, 1, "; the capture's 40 tokens have 1 place for a sequence of 40: sequences and input copies hold"),
+    (42, 4, "; the capture's 42 tokens have 3 places for a sequence of 40: sequences and"),
+    (42, 3, ""), (41, 1, ""), (400, 2, "")])
+def test_a_row_says_where_sequences_hold_the_same_tokens(tokens, batch_size, sentence):
+    one = trial("naive", Workload.decode(SHAPE, batch_size=batch_size, kv_len=40), data=kept(tensors(tokens))[0])
+    note = {row["metric"]: row["note"] for row in measure(Comparison((one,)), [KernelError(), FormatError()])}
+    assert note["format_error"].removeprefix(f"data: {one.data}").startswith(sentence)
+    assert bool(sentence) == ("hold the same tokens" in note["format_error"])
+    assert _captured.repeats(trial("naive", DECODE)) == ""
+
+
 def test_a_shared_prefix_holds_the_same_tokens_and_what_follows_does_not():
     one = trial("paged", Workload.decode(SHAPE, batch_size=3, kv_len=40, shared_prefix=16), data=kept()[0],
                 layout=Layout(8, share_prefix=True))
@@ -181,6 +193,23 @@ def test_a_path_is_kept_under_its_hash(tmp_path, cache):
     mine.unlink()
     assert trial("naive", DECODE, data=data).why_not() is None
     assert sorted(p.name for p in cache.iterdir()) == [f"{data[5:]}.safetensors"], "nothing else is left there"
+
+
+def test_a_path_is_copied_again_only_where_it_must_be(tmp_path, cache, monkeypatch):
+    mine, copied, true = tmp_path / "mine.safetensors", [], _captured.shutil.copyfile
+    monkeypatch.setattr(_captured.shutil, "copyfile", lambda *paths: copied.append(paths) or true(*paths))
+    save_file(tensors(), mine)
+    (data,) = {trial("naive", DECODE, data=mine, seed=seed).data for seed in range(3)}
+    assert len(copied) == 1
+    (kept_file,) = cache.iterdir()
+    for harm in (kept_file.unlink, lambda: kept_file.write_bytes(b"damaged"),
+                 lambda: monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "other"))):
+        harm()
+        one = trial("naive", DECODE, data=mine)
+        assert one.data == data and one.why_not() is None
+    assert len(copied) == 4
+    save_file(tensors(seed=1), mine)
+    assert trial("naive", DECODE, data=mine).data != data and len(copied) == 5
 
 
 def test_the_command_line_takes_a_path_and_refuses_a_wrong_one(tmp_path, capsys, monkeypatch):

@@ -18,8 +18,9 @@ def row(fmt, metric, value, unit, low=None, high=None, scope="texts", kind="meas
     reading = Reading(metric, value, unit, kind, low=low, high=high, n=1024, scope=scope, source="kv_quant",
                       hardware="A CPU, 2 logical cores")
     return {"run_id": "20261129T181422Z-8a68e5", "study": "kv_quant", "dtype": "fp32", "variant": "sdpa",
-            "replica": None, "kv_format": fmt, "model": "smollm2-135m", "data": "pydoc:execmodel + licence:GPL-3",
-            "case_id": f"{fmt}-{scope}", **more, **dataclasses.asdict(reading)}
+            "replica": None, "kv_len": 512, "kv_format": fmt, "model": "smollm2-135m",
+            "data": "pydoc:execmodel + licence:GPL-3", "case_id": f"{fmt}-{scope}", **more,
+            **dataclasses.asdict(reading)}
 
 
 def run_rows():
@@ -58,27 +59,47 @@ def test_every_format_stands_at_its_kl_and_its_perplexity_with_the_claims_as_ban
     figure = make("kv_quant", run)
     left, right = figure.axes
     names = [label.get_text() for label in left.get_yticklabels()]
-    assert names[0] == "int8/tensor, guessed range ±8" and names[-1] == "bf16" and "layers mixed" in names
-    assert "fp32" not in names and len(names) == len(FORMATS) - 1
+    assert names[0] == "int8/tensor, guessed range ±8" and names[-3] == "bf16" and "layers mixed" in names
+    assert "fp32" not in names and names[-2:] == ["the article: FP8", "the article: INT8"]
+    assert len(names) == len(FORMATS) - 1 + 2
     expected = {(kl, names.index(short(fmt))) for fmt, (kl, _) in FORMATS.items() if fmt != "fp32"}
     assert drawn(left) >= expected
     changes = {(round(i * 1e-3, 6), names.index(short(fmt))) for i, fmt in enumerate(FORMATS) if fmt != "fp32"}
     assert {(round(x, 6), y) for x, y in drawn(right)} >= changes
     assert {"the article: FP8 loses less than 0.1 %", "the article: INT8 loses 0.1 to 0.3 %"} <= texts(figure)
     bands = {tuple(np.round([patch.get_x(), patch.get_x() + patch.get_width()], 6)) for patch in right.patches}
-    assert bands == {(-0.001, 0.001), (0.001, 0.003)}
+    assert bands == {(round(right.get_xlim()[0], 6), 0.001), (0.001, 0.003)}       # FP8's holds every gain
+    assert right.get_xlim()[0] <= -0.01
+    assert {(0.001, len(names) - 2), (0.001, len(names) - 1), (0.003, len(names) - 1)} <= drawn(right)
     assert "nat" in left.get_xlabel() and "90 %" in right.get_xlabel() and "smollm2" in left.get_title(loc="left")
 
 
 def test_the_line_of_least_kl_holds_the_formats_that_none_beats(run):
     ax, = make("kv_pareto", run).axes
     line = next(line for line in ax.lines if line.get_linestyle() == "--")
-    assert [round(x * 1024) for x in line.get_xdata()] == [7216, 12240, 23040]
-    assert list(line.get_ydata()) == [4e-3, 6e-4, 2e-5]
+    assert [round(x * 1024) for x in line.get_xdata()] == [7216, 12240]
+    assert list(line.get_ydata()) == [4e-3, 6e-4]
     points = {(round(x * 1024), y) for x, y in drawn(ax)}
-    assert points >= {(size, kl) for kl, size in list(FORMATS.values())[1:]}
-    labels = [text for text in ax.texts if text.get_text()]
-    assert {text.get_text() for text in labels} == {short(fmt) for fmt in FORMATS if fmt != "fp32"}
+    assert points >= {(size, kl) for kl, size in list(FORMATS.values())[2:]}
+    *labels, beyond = [text.get_text() for text in ax.texts]
+    assert set(labels) == {short(fmt) for fmt in FORMATS if fmt not in ("fp32", "bf16")}
+    assert beyond == "beyond these axes: bf16 (22.5 KiB, KL 2e-05)" and max(ax.get_xlim()) < 22.5
+    assert "512 tokens" in ax.get_xlabel() and "95 %" in ax.get_ylabel()
+
+
+def test_16_bits_alone_are_drawn():
+    ax, = make("kv_pareto", table([row("bf16", "kl", 2e-5, "nat"), row("bf16", "kv_bytes_per_token", 23040, "B")])).axes
+    assert {(22.5, 2e-5)} <= drawn(ax) and "beyond" not in " ".join(text.get_text() for text in ax.texts)
+
+
+@pytest.mark.parametrize("name", ["kv_pareto", "kv_quant"])
+def test_formats_are_ranked_on_the_windows_that_all_scored(name):
+    made = run_rows() + [{**row("int8/token", "kl", 5e-5, "nat", scope="texts: common windows"), "data": "pydoc:a"},
+                         row("int8/token", "kv_bytes_per_token", 12240, "B", scope="texts: common windows"),
+                         row("int8/token", "perplexity_delta_90", 0, "ratio", scope="texts: common windows")]
+    axes = make(name, table(made)).axes
+    found = {(round(x, 9), round(y, 9)) for ax in axes for point in drawn(ax) for x, y in (point, point[::-1])}
+    assert any(5e-5 in pair for pair in found) and not any(6e-4 in pair for pair in found)
 
 
 def test_names_beside_the_pareto_do_not_cover_each_other():
@@ -87,16 +108,17 @@ def test_names_beside_the_pareto_do_not_cover_each_other():
     made += [row("bf16", "kl", 1e-6, "nat"), row("bf16", "kv_bytes_per_token", 23040, "B")]
     figure = make("kv_pareto", table(made))
     figure.canvas.draw()
-    heights = sorted(text.get_position()[1] for text in figure.axes[0].texts)
-    line, axes = 6 * figure.dpi / 72, figure.axes[0].transData
-    places = [axes.transform((12, height))[1] for height in heights]
-    assert all(b - a >= line for a, b in zip(places, places[1:]))
+    ax, = figure.axes
+    names = [text for text in ax.texts if "beyond" not in text.get_text()]
+    middles = sorted(ax.transData.transform(name.xyann)[1] for name in names)
+    assert len(names) == 14 and all(b - a >= 6 * figure.dpi / 72 for a, b in zip(middles, middles[1:]))
+    assert max(name.get_window_extent().x1 for name in names) <= figure.bbox.width
 
 
 def test_context_is_a_line_per_format_with_its_positions(run):
     ax, = make("kv_context", run).axes
     assert list(ax.xaxis.get_majorticklocs()) == [512, 1024, 2048]
-    assert ax.xaxis.get_major_formatter().format_ticks([512, 1024, 2048])[1] == "512–1,024"
+    assert ax.xaxis.get_major_formatter().format_ticks([512, 1024, 2048])[1] == "512–1,023"
     assert {(512.0, 6e-3), (2048.0, 6e-3 * 1.3**2), (1024.0, 6e-4)} <= drawn(ax)
     assert "pydoc:specialnames" in ax.get_xlabel() and "nat" in ax.get_ylabel()
 
@@ -109,6 +131,8 @@ def test_the_heat_map_has_k_above_v_for_each_format(run):
     shown = ax.images[0].get_array()
     assert shown.shape == (4, 12) and shown[0, 11] == pytest.approx(12e-3) and shown[1, 0] == pytest.approx(1e-4)
     assert "nat" in figure.axes[1].get_ylabel()
+    for said in ("smollm2-135m", "pydoc:execmodel and licence:GPL-3", "windows of 512 tokens"):
+        assert said in ax.get_title(loc="left")
 
 
 @pytest.mark.parametrize("name, scope", [("kv_quant", "texts"), ("kv_pareto", "texts"), ("kv_context", "tokens"),

@@ -38,9 +38,13 @@ def test_names_are_those_at_16_and_above_beyond_8k_and_none_overlaps(rows):
     ax, listing = figure.axes
     texts = [text.get_text() for text in listing.texts]
     high = rows[(rows["value"] >= 16) & (rows["kv_len"] > 8192)]
-    named = [t for t in texts if t[:2].strip().isdigit() and "models" not in t]
+    named = [t for t in texts if t[:2].strip().isdigit() and "   " in t]
     assert len(named) == len(high) and any("Llama-3.1-405B, 128K" in t for t in named)
-    assert texts[0].startswith(f"{len(high)} of ") and "falcon" not in " ".join(texts)
+    long = rows[(rows["value"] > 0) & (rows["kv_len"] > 8192)]
+    assert texts[0] == f"Of the catalogue's {len(long)} models beyond 8K,"
+    counts = [int((long["value"] > 16).sum()), int((long["value"] == 16).sum()), int((long["value"] > 8).sum())]
+    assert texts[1] == "{} above 16, {} exactly 16, {} above 8".format(*counts) and sum(counts[:2]) == len(high)
+    assert "falcon" not in " ".join(texts)
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in listing.texts if text.get_text()]
     assert all(not a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[i + 1:])
@@ -60,5 +64,7 @@ def test_the_articles_claims_are_drawn(rows):
     levels = {line.get_ydata()[0]: line.get_linestyle() for line in figure.axes[0].lines
               if len(line.get_xdata()) == 2 and line.get_marker() == "None"}
     assert levels[16] == "--" and levels[8] == ":"
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"the article's limit, 16", "8K tokens"} <= set(labels)
     with pytest.raises(ValueError, match="takes no run"):
         make("ratio_census", table([]))

@@ -116,9 +116,12 @@ def test_calibration_is_the_first_tokens_of_another_text(decoder):
     assert row["status"] == "ok", row["error"]
     with pytest.raises(ValueError, match="the calibration text has 60 tokens; 256 are needed"):
         capture(decoder, other, 1, calibration=TEXT)
-    for tokens in (20, 300):
-        with pytest.raises(ValueError, match="the calibration text is the text itself"):
-            capture(decoder, other[:tokens], 1, calibration=other)
+    for text, shared in ((other[:20], 20), (other, 32), (other[1:], 32), (torch.cat([TEXT, other[224:]]), 32),
+                         (torch.cat([TEXT[:30], other[100:140]]), 32)):
+        with pytest.raises(ValueError, match=f"is the text itself, or shares {shared} tokens in a row with it"):
+            capture(decoder, text, 1, calibration=other)
+    for text in (torch.cat([TEXT, other[100:131]]), torch.cat([TEXT, other[226:]]), other[256:]):
+        assert capture(decoder, text, 1, calibration=other)[0].tokens == len(text), "31 tokens, or beyond the 256 used"
 
 
 def test_out_gets_copies_to_pass_on(decoder, tmp_path, cache):
@@ -204,6 +207,54 @@ def test_a_transformers_model_shows_the_attention_that_it_computes(kind, impleme
     assert torch.allclose(exact.float().flatten(1), given[0][0], atol=1e-5)
     assert transformers.AttentionInterface._global_mapping == before
     assert model.config._attn_implementation == implementation
+
+
+def made(transformers, kind, **more):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**SIZES | more)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+
+
+def bidirectional(model):
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    return model
+
+
+def masked(model, change):
+    """The model, its second layer under a mask of its own making."""
+    attention = model.model.layers[1].self_attn
+    forward = attention.forward
+
+    def changed(*args, attention_mask=None, **more):
+        return forward(*args, attention_mask=change(torch.ones(60, 60).tril().bool())[None, None], **more)
+    attention.forward = changed
+    return model
+
+
+@pytest.mark.parametrize("make, layers, sentence", [
+    (lambda t: made(t, "GptOss", num_local_experts=2, num_experts_per_tok=1, attn_implementation="eager"), 1,
+     "layer 0 asks attention for s_aux, which no kvlab variant computes"),
+    (lambda t: bidirectional(made(t, "Llama")), 0, "layer 0 asks for cross or bidirectional attention; capture takes"),
+    (lambda t: made(t, "Llama", attention_dropout=0.1).train(), 0, "layer 0 asks for dropout in its attention"),
+    (lambda t: masked(made(t, "Llama"), lambda seen: seen.tril(3).triu(-9)), "all", "layer 1 .* neither causal nor"),
+    (lambda t: masked(made(t, "Mistral"), lambda seen: seen.triu(-14)), 1, "layer 1 .* neither causal nor"),
+    (lambda t: masked(made(t, "Llama"), lambda seen: seen[:, :50]), 1, "layer 1 .* neither causal nor"),
+], ids=["sinks", "bidirectional", "dropout", "chunks", "another window", "other tokens"])
+def test_attention_that_the_tensors_would_not_give_again_is_refused(make, layers, sentence, cache):
+    transformers = pytest.importorskip("transformers", reason="captures from its models")
+    with pytest.raises(ValueError, match=sentence):
+        capture(make(transformers), TEXT, layers)
+    assert not cache.exists() or layers == "all"
+
+
+def test_a_plain_mask_of_the_models_own_is_taken():
+    transformers = pytest.importorskip("transformers", reason="captures from its models")
+    for kind, own in (("Llama", lambda seen: seen), ("Llama", lambda seen: torch.where(seen, 0.0, -1e30)),
+                      ("Mistral", lambda seen: seen.triu(-15))):
+        (one,) = capture(masked(made(transformers, kind), own), TEXT, 1)
+        assert all(torch.equal(x, stored(capture(made(transformers, kind), TEXT, 1)[0])[0][name])
+                   for name, x in stored(one)[0].items())
 
 
 def test_transformers_attention_is_restored_after_an_error():

@@ -62,6 +62,17 @@ def test_rope_of_old_and_new_files(keys, scaling):
     assert read(LLAMA, **keys).rope_scaling == scaling
 
 
+def test_yarn_stretches_the_context():
+    """Qwen2.5 states the context before it is stretched, Qwen3 and others the one that comes of it."""
+    yarn = dict(type="yarn", factor=4.0, original_max_position_embeddings=512)
+    assert read(QWEN2, rope_scaling=yarn).context == 2048
+    assert read(QWEN2, rope_scaling=dict(yarn, original_max_position_embeddings=128)).context == 512
+    assert read(QWEN2, max_position_embeddings=4096, rope_scaling=yarn).context == 4096
+    assert read(QWEN2, max_position_embeddings=2048, rope_scaling=dict(yarn, factor=None)).context == 2048
+    assert read(LLAMA, rope_scaling=dict(type="yarn", factor=2.5)).context == 1280
+    assert read(LLAMA, rope_scaling=dict(type="linear", factor=4.0)).context == 512
+
+
 def test_theta_of_old_and_new_files_and_its_default():
     bare = {k: v for k, v in LLAMA.items() if k != "rope_theta"}
     assert read(bare).rope_theta == 10_000

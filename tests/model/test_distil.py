@@ -1,6 +1,9 @@
 """Distillation of converted attention: it computes what the decoder does, learns, repeats itself, stops at NaN."""
+import sys
+
 import pytest
 import torch
+from torch.nn.functional import linear
 
 from kvlab.model import rope
 from kvlab.model.config import DecoderConfig
@@ -10,6 +13,7 @@ from kvlab.model.heads import pool_kv_heads
 
 torch.set_num_threads(1)
 KNOBS = dict(window=16, batch=2)
+module = sys.modules[distil.__module__]
 
 
 def made(**changed):
@@ -62,6 +66,37 @@ def test_layer_by_layer_brings_the_student_closer_and_touches_nothing_else():
     assert taught.config == student.config
 
 
+def test_each_layer_learns_on_what_reaches_it_in_the_teacher(monkeypatch):
+    """The inputs of every layer's attention are the teacher's own: all of the block before, its residual too."""
+    teacher, given, true = made(qkv_bias=True, num_layers=3), {}, module._attention
+
+    def attention(config, layer, w, h_NH, *rest):
+        given.setdefault(layer, linear(h_NH, w[f"model.layers.{layer}.self_attn.v_proj.weight"],
+                                       w[f"model.layers.{layer}.self_attn.v_proj.bias"]))
+        return true(config, layer, w, h_NH, *rest)
+    monkeypatch.setattr(module, "_attention", attention)
+    distil(pool_kv_heads(teacher, 1), teacher, ids(), 1, **KNOBS)
+    seen = {layer: [] for layer in range(3)}
+    for text in ids().split(16):
+        teacher.hidden([text], teacher.teacher(), observe=lambda layer, q, k, v: seen[layer].append(v.flatten(1)))
+    for layer, values in seen.items():
+        assert torch.allclose(given[layer], torch.cat(values), atol=1e-4), layer
+
+
+def test_the_learning_rate_falls_linearly_to_0_in_both_stages(monkeypatch):
+    rates = []
+
+    class Adam(torch.optim.Adam):
+        def step(self, *args, **more):
+            rates.append(self.param_groups[0]["lr"])
+            return super().step(*args, **more)
+    monkeypatch.setattr(torch.optim, "Adam", Adam)
+    teacher = made()
+    distil(pool_kv_heads(teacher, 1), teacher, ids(), 4, kd_steps=2, learning_rate=0.01, kd_learning_rate=0.1, **KNOBS)
+    layer = [0.01, 0.0075, 0.005, 0.0025]
+    assert rates == pytest.approx([*layer, *layer, 0.1, 0.05])
+
+
 def test_end_to_end_brings_the_student_closer_also_where_gradients_are_off():
     teacher = made()
     student = pool_kv_heads(teacher, 1)
@@ -80,6 +115,13 @@ def test_both_stages_follow_one_another():
     first = distil(student, teacher, ids(), 10, **KNOBS)
     again = distil(first, teacher, ids(), 0, kd_steps=10, **KNOBS)
     assert all(torch.equal(w, again.weights[name]) for name, w in both.weights.items())
+
+
+def test_every_step_of_both_stages_is_announced():
+    teacher, told = made(), []
+    distil(pool_kv_heads(teacher, 1), teacher, ids(), 3, kd_steps=2, told=told.append, **KNOBS)
+    assert told == [*(f"distilling layer {layer}, step {i}" for layer in range(2) for i in range(3)),
+                    *(f"distilling end to end, step {i}" for i in range(2))]
 
 
 def test_it_repeats_itself_and_the_seed_decides_the_order_of_windows():

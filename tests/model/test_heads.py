@@ -4,7 +4,7 @@ import torch
 
 from kvlab.model.config import DecoderConfig
 from kvlab.model.decoder import Decoder
-from kvlab.model.heads import align_kv_heads, convert, expand_kv_heads, pool_kv_heads
+from kvlab.model.heads import _agreeing, align_kv_heads, convert, expand_kv_heads, pool_kv_heads
 
 torch.set_num_threads(1)
 K_NAME, V_NAME = "model.layers.1.self_attn.k_proj.weight", "model.layers.1.self_attn.v_proj.bias"
@@ -118,6 +118,23 @@ def test_alignment_finds_heads_that_are_one_in_disguise(num_kv_heads, groups):
     assert not torch.allclose(logits(pool_kv_heads(unlike, groups, "mean")), logits(decoder), atol=0.1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_alignment_goes_on_until_no_head_can_agree_more(dtype):
+    """At the end each head is turned to the sum of the others as well as can be; after one sweep it is not yet."""
+    x_JTD = torch.randn(6, 40, 8, generator=torch.Generator().manual_seed(6), dtype=dtype)
+    moments = torch.einsum("itd,jte->ijde", x_JTD, x_JTD.conj())
+
+    def left(turns_JDD):
+        """What turning the one head that can gain the most still gains, of the agreement that there is."""
+        gains = []
+        for j in range(1, 6):
+            m_DD = sum(turns_JDD[i] @ moments[i, j] for i in range(6) if i != j)
+            gains.append(float(torch.linalg.svdvals(m_DD).sum() - (m_DD * turns_JDD[j].conj()).sum().real))
+        whole = torch.einsum("ide,ijef,jdf->", turns_JDD, moments, turns_JDD.conj()).real
+        return max(gains) / float(whole)
+    assert left(_agreeing(moments)) < 1e-5 < 1e-3 < left(_agreeing(moments, sweeps=1))
+
+
 def test_alignment_of_unlike_heads_brings_k_and_v_closer_to_their_mean():
     decoder, text = made(windows=()), ids(60)
 
@@ -176,3 +193,10 @@ def test_convert_distils_with_the_unconverted_decoder_as_teacher():
     one = convert(decoder, 1, "mean", 2, ids(600))
     assert one.name == "tiny, 1 KV head (mean), distilled 2 steps a layer"
     assert not torch.equal(one.weights[K_NAME], convert(decoder, 1, "mean").weights[K_NAME])
+
+
+def test_aligning_and_distilling_are_announced_layer_by_layer():
+    text, told = torch.randint(50, (600,), generator=torch.Generator().manual_seed(3)), []
+    decoder = made(context=1024)
+    convert(decoder, 2, "aligned", 1, text, told=told.append)
+    assert told == ["aligning layer 0", "aligning layer 1", "distilling layer 0, step 0", "distilling layer 1, step 0"]

@@ -1,7 +1,10 @@
 """What a person gives for a model, the converted copies in the cache folder, and the real SmolLM2."""
+import hashlib
 import os
+import shutil
 import subprocess
 import sys
+import warnings
 from pydoc_data.topics import topics
 
 import pytest
@@ -9,6 +12,7 @@ import torch
 from tiny_models import logits, same, tiny, transformers, write_gguf
 
 from kvlab.model import _converted
+from kvlab.model._gguf_weights import GgufModel
 from kvlab.model.load import _smollm2, load_decoder
 from kvlab.model.tokenizer import encode
 
@@ -23,11 +27,148 @@ def test_a_damaged_copy_is_made_again(tmp_path, own_cache):
     path = write_gguf(tmp_path / "tiny.gguf", tiny("llama"))
     expected = logits(load_decoder(path))
     copy, = own_cache.iterdir()
-    for damage in (lambda: os.truncate(copy / "model.safetensors", 5_000), lambda: (copy / "config.json").unlink()):
+    for damage in (lambda: os.truncate(copy / "model.safetensors", 5_000), lambda: (copy / "config.json").unlink(),
+                   lambda: flip(copy / "model.safetensors", -1_001), lambda: flip(copy / "config.json", -3),
+                   lambda: (copy / "model.safetensors.sha256").unlink(), lambda: empty(copy), lambda: stray(copy)):
         damage()
         with pytest.warns(UserWarning, match="is damaged and is made again"):
             again = load_decoder(path)
         assert torch.equal(logits(again), expected)
+        assert encode(again.tokenizer, "lo").tolist() == [256]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_decoder(path)
+
+
+def flip(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def empty(copy):
+    shutil.rmtree(copy)
+    copy.mkdir()
+
+
+def stray(copy):
+    shutil.rmtree(copy)
+    copy.write_text("a file in place of the folder")
+
+
+def test_a_damaged_tokenizer_is_made_again(tmp_path, own_cache):
+    path = write_gguf(tmp_path / "tiny.gguf", tiny("llama"))
+    load_decoder(path)
+    copy, = own_cache.iterdir()
+    weights = (copy / "model.safetensors").stat()
+    for content in (b"", b'{"version": "1.0", "trunc', (copy / "tokenizer.json").read_bytes().replace(b"256", b"255")):
+        (copy / "tokenizer.json").write_bytes(content)
+        with pytest.warns(UserWarning, match="tokenizer.json is damaged and is made again"):
+            assert encode(load_decoder(path).tokenizer, "lo").tolist() == [256]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert encode(load_decoder(path).tokenizer, "lo").tolist() == [256]
+    assert (copy / "model.safetensors").stat() == weights, "the weights are left as they are"
+
+
+def test_a_copy_of_another_file_is_made_again(tmp_path, own_cache):
+    first, second = (write_gguf(tmp_path / f"{name}.gguf", tiny("llama", rms_norm_eps=eps))
+                     for name, eps in (("first", 1e-5), ("second", 1e-2)))
+    expected = logits(load_decoder(first))
+    copy, = own_cache.iterdir()
+    copy.rename(_converted.place(hash_of(second)))
+    with pytest.warns(UserWarning, match="it comes from another file"):
+        found = logits(load_decoder(second))
+    assert not torch.allclose(found, expected, atol=1e-3)
+
+
+def hash_of(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_hashes_are_what_sha256sum_reads_and_are_compared_once_per_change(tmp_path, own_cache, monkeypatch):
+    path = write_gguf(tmp_path / "tiny.gguf", tiny("llama"))
+    load_decoder(path)
+    copy, = own_cache.iterdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        assert (copy / f"{name}.sha256").read_text() == f"{hash_of(copy / name)}  {name}\n"
+    seen, true = [], hashlib.file_digest
+    monkeypatch.setattr(_converted.hashlib, "file_digest",
+                        lambda file, kind: seen.append(file.name) or true(file, kind))
+    _converted._digest.cache_clear()
+    load_decoder(path)
+    load_decoder(path)
+    assert sorted(map(os.path.basename, seen)) == ["config.json", "model.safetensors", "tokenizer.json"]
+    os.utime(copy / "model.safetensors", ns=(1, 1))
+    load_decoder(path)
+    assert os.path.basename(seen[-1]) == "model.safetensors" and len(seen) == 4
+
+
+def test_a_missing_package_deletes_nothing(tmp_path, own_cache, monkeypatch):
+    path = write_gguf(tmp_path / "tiny.gguf", tiny("llama"))
+    load_decoder(path)
+    copy, = own_cache.iterdir()
+    (copy / "marker").write_text("")
+    for package in ("safetensors", "tokenizers"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            with pytest.raises(ValueError, match=f"{package}.*kvlab.models"):
+                load_decoder(path)
+    assert (copy / "marker").exists() and (copy / "tokenizer.json").exists()
+
+
+def test_without_safetensors_nothing_is_converted(tmp_path, own_cache, monkeypatch):
+    path = write_gguf(tmp_path / "tiny.gguf", tiny("llama"))
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ValueError, match="safetensors.*kvlab.models"):
+        load_decoder(path)
+    assert not own_cache.exists()
+
+
+def test_another_process_may_have_been_quicker(tmp_path, own_cache, monkeypatch):
+    """Its copy appears while this one is written: it stays, is used, and this one's is cleared away."""
+    model, true = tiny("llama"), _converted._stream
+    path = write_gguf(tmp_path / "tiny.gguf", model)
+
+    def slowly(file, *args):
+        true(file, *args)
+        monkeypatch.setattr(_converted, "_stream", true)
+        (_converted.write(GgufModel(path), hash_of(path)) / "marker").write_text("")
+    monkeypatch.setattr(_converted, "_stream", slowly)
+    same(load_decoder(path), model)
+    copy, = own_cache.iterdir()
+    assert (copy / "marker").exists()
+
+
+def test_a_damaged_copy_that_cannot_be_removed_costs_memory(tmp_path, own_cache, monkeypatch):
+    model = tiny("llama")
+    path = write_gguf(tmp_path / "tiny.gguf", model)
+    load_decoder(path)
+    copy, = own_cache.iterdir()
+    flip(copy / "model.safetensors", -1_001)
+    monkeypatch.setattr("kvlab.model.load.remove", lambda place: None)
+    with pytest.warns(UserWarning, match="is damaged and is made again"), \
+            pytest.warns(UserWarning, match="cannot be kept in .*the SHA-256 of model.safetensors"):
+        same(load_decoder(path), model)
+
+
+def test_a_tokenizer_that_cannot_be_written_is_an_oserror(tmp_path):
+    class Tokenizer:
+        def save(self, path):
+            raise Exception("No space left on device (os error 28)")        # as the library does
+    with pytest.raises(OSError, match="No space left"):
+        _converted.write_tokenizer(tmp_path / "copy", Tokenizer())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_copies_of_an_earlier_conversion_are_removed(tmp_path, own_cache):
+    path = write_gguf(tmp_path / "tiny.gguf", tiny("llama"))
+    earlier = [own_cache / f"{hash_of(path)}-{_converted.CONVERSION - 1}{end}" for end in ("", ".1234.part")]
+    others = [own_cache / f"{hash_of(path)}-{_converted.CONVERSION + 1}", own_cache / f"{'0' * 64}-1"]
+    for folder in earlier + others:
+        folder.mkdir(parents=True)
+    load_decoder(path)
+    assert set(own_cache.iterdir()) == {*others, _converted.place(hash_of(path))}
 
 
 def test_another_content_is_another_copy(tmp_path, own_cache):
@@ -74,10 +215,10 @@ load_decoder({str(path)!r})
 """
     assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 9
     left, = own_cache.iterdir()
-    assert left.name.endswith(".part")
+    for part in (left, *left.rglob("*")):
+        os.utime(part, (1, 1))                                          # as if it had been killed long ago
     same(load_decoder(path), model)
-    copy, = own_cache.iterdir()
-    assert not copy.name.endswith(".part") and (copy / "model.safetensors").exists()
+    assert list(own_cache.iterdir()) == [_converted.place(hash_of(path))]
 
 
 def test_an_id_in_the_local_hub_cache(tmp_path, monkeypatch):

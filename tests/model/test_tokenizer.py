@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvlab.model import tokenizer as tokens
-from kvlab.model.tokenizer import CONTROL, NORMAL, USER_DEFINED, byte_level, encode
+from kvlab.model.tokenizer import CONTROL, NORMAL, USER_DEFINED, byte_level, encode, shared_run
 
 tokenizers = pytest.importorskip("tokenizers", reason="the package that cuts text")
 AWKWARD = ("Ünïcödé 漢字 🙂 1234  567 \t\t x\n\n\n  y <|im_start|>user\nhi<|im_end|> ²½ Ⅷ don't DON'T we'll\r\n a  3 "
@@ -158,3 +158,12 @@ def test_without_the_package(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ValueError, match=r"pip install 'kvlab\[models\]'"):
         tokens.from_file(tmp_path / "tokenizer.json")
+
+
+def test_a_shared_run_is_found_wherever_it_stands():
+    ids = torch.arange(100)
+    other = torch.cat([torch.arange(200, 250), ids[40:72]])
+    assert shared_run(ids, other, 32) and shared_run(other, ids, 32)
+    assert not shared_run(ids, other, 33) and not shared_run(ids, other[:-1], 32)
+    assert shared_run(ids, ids[99:], 1) and not shared_run(ids, ids[:0], 1)
+    assert not shared_run(ids, ids.flip(0), 2), "the order counts"

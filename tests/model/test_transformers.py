@@ -148,7 +148,8 @@ def test_a_format_costs_what_rounding_k_and_v_by_hand_costs(name):
     assert (rounded - want).abs().max() > 10 * 2e-4
 
 
-@pytest.mark.parametrize("name", ["int4/channel/g4", "kivi4/g4/r8"])
+@pytest.mark.parametrize("name", ["int4/channel/g4", "kivi4/g4/r8", "int8/token+int4/channel/g4",
+                                  "int8/token+kivi4/g4/r8"])
 def test_a_prompt_of_a_grouped_format_is_attended_in_full_and_stored_in_the_format(name):
     model, fmt = make("Llama"), kv_format(name)
     want, full = own(model), transformers.DynamicCache()
@@ -288,6 +289,15 @@ def test_a_layer_whose_k_or_window_is_not_what_it_says_is_refused(monkeypatch):
             model(IDS)
 
 
+def bidirectional(model):
+    attention = model.model.layers[0].self_attn
+    attention.is_causal = False
+    try:
+        model(IDS)
+    finally:
+        attention.is_causal = True
+
+
 @pytest.mark.parametrize("what, call, sentence", [
     ("padding", lambda m: m(IDS, attention_mask=PADDED), "has zeros .a padded"),
     ("padding in generate", lambda m: generated(m, attention_mask=PADDED), "zeros"),
@@ -302,6 +312,7 @@ def test_a_layer_whose_k_or_window_is_not_what_it_says_is_refused(monkeypatch):
     ("gradients", lambda m: torch.enable_grad()(m)(IDS), "layer 0: attach computes no gradients"),
     ("dropout", lambda m: m.train()(IDS), "dropout in its attention; call model.eval"),
     ("sinks", lambda m: m(IDS, s_aux=torch.ones(4)), "layer 0 asks attention for s_aux, which no kvlab variant"),
+    ("bidirectional", lambda m: bidirectional(m), "layer 0 asks for cross or bidirectional attention; attach takes"),
     ("weights", lambda m: m(IDS, output_attentions=True), "output_attentions|eager"),
     ("NaN", lambda m: m(inputs_embeds=torch.full((1, 3, 32), float("nan"))), "layer 0: K holds NaN"),
 ])

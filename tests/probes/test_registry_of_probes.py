@@ -308,3 +308,14 @@ def test_the_calls_of_a_trial_share_one_workspace_and_trials_share_none(monkeypa
     assert all(len(space) == 1 for of_trial in spaces.values() for space in of_trial.values())
     assert all(not spaces[one][name] & spaces[again][name] for name in spaces[one])
     assert all(copy.scratch == {} for copy in copies)
+
+
+def test_hardware_is_the_name_of_the_processor_or_of_the_gpu_behind_a_device(monkeypatch):
+    import torch
+
+    from kvlab.record.environment import cpu_name
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of {device}")
+    assert _base.hardware("cpu") == cpu_name() and _base.hardware("cuda:1") == "GPU of cuda:1"
+    assert _base.hardware("cuda:2") == cpu_name()                       # no such GPU: nothing can have run there

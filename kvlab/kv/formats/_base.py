@@ -167,7 +167,7 @@ class KVFormat:
         return math.lcm(*(codec.token_group(width) for codec, width in self.sides(shape)))
 
     def depends_on_later(self, shape: AttentionShape) -> bool:
-        """Whether what is stored of a token changes with those behind it: tokens share a scale, or some stay in fp16."""
+        """Whether what is stored of a token changes with those behind it: shared scales, a tail in fp16."""
         return self.token_group(shape) > 1 or any(codec.residual for codec, _ in self.sides(shape))
 
     def period(self, shape: AttentionShape) -> int:
