@@ -305,20 +305,32 @@ def score(model: Annotated[str, typer.Argument(help="smollm2-135m, a .gguf file,
     """Score a text under KV formats: KL to the model's own fp32 cache, top-1 agreement, perplexity, with intervals."""
     from tqdm.auto import tqdm
 
-    from kvlab.accuracy.scoring import CALIBRATION, compare, score_each
+    from kvlab.accuracy.scoring import CALIBRATION, compare, is_static, score_each
+    from kvlab.accuracy.texts import sha256
+    from kvlab.accuracy.texts import text as text_of
     from kvlab.show import print_scores, printable
     names = list(dict.fromkeys(name.strip() for name in kv_format.split(",") if name.strip()))
     if not names:
         raise ValueError("--kv-format names no format; give one or more of kvlab ls formats, with commas between")
     if not 0 < margin < float("inf"):
         raise ValueError(f"--margin {margin:g} must be a number above 0, such as 0.001 for 0.1 %")
-    frames = score_each(model, text, names, window=window, count=count, start=start,
-                        calibration=calibration or CALIBRATION)
-    frames = tqdm(frames, total=len(names), unit="format", disable=as_json)
-    found = {name: compare(frame, margin=margin) for name, frame in zip(names, frames)}
+    scales = (calibration or CALIBRATION) if any(map(is_static, names)) else None
+    if calibration and not scales:
+        raise ValueError(f"--calibration {calibration}: none of {', '.join(names)} has static scales to calibrate; "
+                         "leave it out")
+    frames = score_each(model, text, names, window=window, count=count, start=start, calibration=scales or CALIBRATION)
+    found = {}
+    with tqdm(total=len(names), unit="format", disable=as_json) as bar:
+        for name, frame in zip(names, frames):
+            found[name] = compare(frame, margin=margin)
+            bar.update()
     if as_json:
-        return _print_json({name: asdict(quality) for name, quality in found.items()})
-    print(printable(f"{model}, {text}: {count} × {window} tokens, held against the same model with an fp32 cache"))
+        return _print_json(dict(model=model, text=text, text_sha256=sha256(text_of(text)), window=window, count=count,
+                                start=start, calibration=scales,
+                                formats={name: asdict(quality) for name, quality in found.items()}))
+    origin = f"; static scales from the first 256 tokens of {scales}" if scales else ""
+    print(printable(f"{model}, {text}: {count} × {window} tokens from token {start}, held against the same model with "
+                    f"an fp32 cache{origin}"))
     print_scores(found)
 
 

@@ -358,7 +358,10 @@ def test_score_prints_a_line_per_format_and_json_of_the_same(scorable, run_here)
     for said in ("int8/token", "fp8_e4m3", "KL (nat)", "2 × 64 tokens", "an fp32 cache", "95 %"):
         assert said in out
     code, out, _ = run_here(*asked, "--json")
-    found = json.loads(out)
+    about = json.loads(out)
+    found = about.pop("formats")
+    assert about == dict(model=model, text=text, text_sha256=about["text_sha256"], window=64, count=2, start=0,
+                         calibration=None) and len(about["text_sha256"]) == 64
     assert code == 0 and list(found) == ["int8/token", "fp8_e4m3"]
     assert 0 < found["int8/token"]["kl"]["value"] < found["fp8_e4m3"]["kl"]["value"]
     assert found["fp8_e4m3"]["kl"]["n"] == 128 and found["fp8_e4m3"]["margin"] == 0.001
@@ -366,7 +369,8 @@ def test_score_prints_a_line_per_format_and_json_of_the_same(scorable, run_here)
 
 @pytest.mark.parametrize("more, said", [
     (("--margin", "0"), "--margin 0 must be a number above 0"), (("--margin", "nan"), "--margin nan must"),
-    (("--kv-format", " ,"), "names no format"), (("--kv-format", "int8/tokn"), "int8/token"),
+    (("--kv-format", " ,"), "names no format"), (("--calibration", "pydoc:if"), "none of fp8_e4m3 has static scales"),
+    (("--window", "32", "--count", "2"), "2 × 32 tokens are too few for an interval"), (("--kv-format", "int8/tokn"), "int8/token"),
     (("--text", "pydoc:execmodl"), "pydoc:execmodl")])
 def test_score_refuses_before_it_loads_the_model(more, said, run_here, tmp_path):
     mine = tmp_path / "a.txt"
@@ -379,3 +383,12 @@ def test_score_says_that_a_text_is_too_short(scorable, run_here):
     model, text = scorable
     code, _, err = run_here("score", model, "--text", text, "--window", "512")
     assert code == 2 and "1024 are needed for 2 × 512" in err
+
+
+def test_score_says_which_text_gave_static_scales_and_refuses_a_format_before_it_scores(scorable, run_here):
+    model, text = scorable
+    asked = ("score", model, "--text", text, "--window", "64")
+    code, out, _ = run_here(*asked, "--kv-format", "int8/tensor")
+    assert code == 0 and "static scales from the first 256 tokens of pydoc:debugger" in out
+    code, out, err = run_here(*asked, "--kv-format", "int8/token,q8_0")
+    assert code == 2 and out == "" and "layer 0 cannot keep its K and V as q8_0" in err

@@ -6,6 +6,7 @@ Legend: T = token of a window, C = token of a chunk, H = hidden_size, V = vocabu
 """
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from kvlab.accuracy.statistics import Estimate, block_bootstrap, equivalence, n_needed
+from kvlab.accuracy.statistics import BLOCK, Estimate, block_bootstrap, equivalence, n_needed
 from kvlab.accuracy.texts import text as text_of
 from kvlab.kv.formats import KVFormat
 from kvlab.kv.formats import kv_format as format_named
@@ -203,9 +204,18 @@ def score_each(model: Decoder | str, text: str, kv_formats: Sequence[str | KVFor
     if static and text_of(calibration) == content:
         raise ValueError(f"{text} is to be scored and to calibrate; scales must come from a text that is not scored, "
                          f"such as {CALIBRATION}")
+    if window * count <= 2 * BLOCK:
+        raise ValueError(f"{count} × {window} tokens are too few for an interval, which is drawn from blocks of "
+                         f"{BLOCK}; take a larger window or count, {2 * BLOCK + 1} tokens in all at least")
     if isinstance(model, str):
         from kvlab.model.load import load_decoder
         model = load_decoder(model)
+    if not hasattr(model, "teacher"):
+        raise ValueError(f"score takes a kvlab Decoder (kvlab.load_decoder) or what load_decoder takes, got "
+                         f"{type(model).__name__}; kvlab.attach puts formats into a transformers model")
+    for one, layer in itertools.product(formats, range(model.config.num_layers)):
+        if why := one.why_not(model.config.shape(layer)):
+            raise ValueError(f"layer {layer} cannot keep its K and V as {one.name}: {why}")
     chosen = windows(text, encode(model, content), window=window, count=count, start=start)
     ids = encode(model, text_of(calibration))[:CALIBRATION_TOKENS] if static else None
     ready = [with_scales(model, one, ids, chosen) for one in formats]

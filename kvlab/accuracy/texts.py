@@ -54,6 +54,9 @@ def text(name: str) -> str:
     """
     if not isinstance(name, str):
         raise ValueError(f"a text is named {', '.join(KINDS)}; got {type(name).__name__}")
+    if "\n" in name or len(name) > 4096:
+        raise ValueError(f"a text is given by its name ({', '.join(KINDS)}), and this is {len(name):,} characters of "
+                         "text; write it to a file and give file:PATH")
     kind, colon, rest = name.partition(":")
     if kind == "pydoc" and rest in (topics := _topics()):
         return unwrap(topics[rest])

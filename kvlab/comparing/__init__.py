@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 MARGIN = 0.05
 VERDICTS = ("FASTER", "SLOWER", "LESS", "MORE", "SAME", "AMBIGUOUS")
 LAYOUT = ("block_size", "page_order")
-# what a row is about: all of its context but ids and what follows from the rest
-ABOUT = tuple(name for name in CONTEXT if name not in
-              ("run_id", "comparison_id", "case_id", "study", "format_path", "replica", "case"))
+# what a row is about: all of its context but ids and what follows from the rest, and which part was looked at
+ABOUT = (*(name for name in CONTEXT if name not in
+           ("run_id", "comparison_id", "case_id", "study", "format_path", "replica", "case")), "scope")
 
 
 def compare(a, b, *, metric: str = "latency_s", run=None, by: Sequence[str] | None = None, margin: float = MARGIN,
@@ -76,8 +76,8 @@ def compare(a, b, *, metric: str = "latency_s", run=None, by: Sequence[str] | No
 def _columns(by, both, metric, variants) -> tuple[str, ...]:
     """The columns that tell the cases apart."""
     for name in by or ():
-        if name not in CONTEXT:
-            raise no_such("result column", name, CONTEXT)
+        if name not in (*CONTEXT, "scope"):
+            raise no_such("result column", name, (*CONTEXT, "scope"))
     if by is not None:
         return tuple(by)
     about = tuple(name for name in ABOUT if not variants or name != "variant")
@@ -106,9 +106,11 @@ def _cases(side: Side, metric: str, about, whole: bool) -> dict[tuple, dict]:
     for key, row in _keyed(_rows(side, metric), about, whole):
         seen = cases.get(key)
         if seen is not None and seen["kind"] == row["kind"]:
-            apart = [name for name in CONTEXT if seen[name] != row[name] and name not in ("case_id", "case")]
-            raise ValueError(f"{side.name} has several readings of {metric} for {_label(row, about)}; they differ in "
-                             f"{', '.join(apart) or 'no column'}: add that to the columns to compare by")
+            apart = [name for name in (*CONTEXT, "scope")
+                     if seen[name] != row[name] and name not in ("case_id", "case")]
+            advice = f"they differ in {', '.join(apart)}: add that to the columns to compare by" if apart else (
+                "no column tells them apart, so that they cannot be compared")
+            raise ValueError(f"{side.name} has several readings of {metric} for {_label(row, about)}; {advice}")
         if seen is None or KINDS.index(row["kind"]) < KINDS.index(seen["kind"]):
             cases[key] = row
     return cases

@@ -23,7 +23,7 @@ _GPU = "an NVIDIA GPU and a CUDA build of torch; how it is installed: README, Fo
 OPTIONAL = {
     "flashinfer": ("flashinfer-python", "variant flashinfer", _GPU),
     "triton": ("triton", "compiled kernels", "a CUDA build of torch brings it"),
-    **dict.fromkeys(("gguf", "huggingface_hub"),
+    **dict.fromkeys(("gguf", "huggingface_hub", "safetensors", "tokenizers"),
                     (None, "models from files", "pip install 'kvlab[models]'")),
     **dict.fromkeys(("jupyterlab", "ipykernel", "ipywidgets", "itables", "papermill"),
                     (None, "notebooks", "pip install 'kvlab[notebook]'")),

@@ -163,7 +163,8 @@ def _footer(rows: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
     counts = own[(own["kind"] == "measured") & (own["variant"] != "") & (own["n"] > 1)]["n"]
     told = [KINDS[kind] for kind in KINDS if kind in set(rows["kind"])]
     if len(counts):
-        told.append(f"n = {counts.min()}–{counts.max()} a point")
+        most = f"–{counts.max()}" if counts.max() > counts.min() else ""
+        told.append(f"n = {counts.min()}{most} a point")
     pair = aa_resolution(table)
     if pair is not None and (own["metric"] == "latency_s").any():       # it is a ratio of two times
         told.append("A/A resolution {:.3f} [{:.3f}, {:.3f}]".format(*pair))

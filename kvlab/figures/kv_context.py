@@ -22,7 +22,11 @@ __all__ = ["STUDY", "draw", "select"]
 
 def select(table: pd.DataFrame) -> pd.DataFrame:
     """KL of every format in every bucket of positions."""
-    return quality(table, "kv_context", "tokens ", "kl")
+    rows = quality(table, "kv_context", "tokens ", "kl")
+    if rows["kv_len"].nunique() < 2:
+        raise ValueError("figure kv_context shows how KL changes with position, and the table has one stretch of "
+                         "positions only; run kv_quant at size small or large")
+    return rows
 
 
 def draw(rows: pd.DataFrame, style: Style) -> Figure:

@@ -156,8 +156,11 @@ def serve() -> None:
     import torch  # noqa: F401                      # now, while the parent waits START_S longer
 
     def say(message: dict) -> None:
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
+        try:
+            answers.write(json.dumps(message) + "\n")
+            answers.flush()
+        except BrokenPipeError:                     # the parent was killed: nobody is left to tell
+            os._exit(0)
 
     for line in cases:
         message = json.loads(line)
