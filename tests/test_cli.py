@@ -370,7 +370,8 @@ def test_score_prints_a_line_per_format_and_json_of_the_same(scorable, run_here)
 @pytest.mark.parametrize("more, said", [
     (("--margin", "0"), "--margin 0 must be a number above 0"), (("--margin", "nan"), "--margin nan must"),
     (("--kv-format", " ,"), "names no format"), (("--calibration", "pydoc:if"), "none of fp8_e4m3 has static scales"),
-    (("--window", "32", "--count", "2"), "2 × 32 tokens are too few for an interval"), (("--kv-format", "int8/tokn"), "int8/token"),
+    (("--window", "32", "--count", "2"), "2 × 32 tokens are too few for an interval"),
+    (("--kv-format", "int8/tokn"), "int8/token"),
     (("--text", "pydoc:execmodl"), "pydoc:execmodl")])
 def test_score_refuses_before_it_loads_the_model(more, said, run_here, tmp_path):
     mine = tmp_path / "a.txt"
