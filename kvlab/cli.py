@@ -328,7 +328,7 @@ def score(model: Annotated[str, typer.Argument(help="smollm2-135m, a .gguf file,
         return _print_json(dict(model=model, text=text, text_sha256=sha256(text_of(text)), window=window, count=count,
                                 start=start, calibration=scales,
                                 formats={name: asdict(quality) for name, quality in found.items()}))
-    origin = f"; static scales from the first 256 tokens of {scales}" if scales else ""
+    origin = f"; static scales from {scales}" if scales else ""
     print(printable(f"{model}, {text}: {count} × {window} tokens from token {start}, held against the same model with "
                     f"an fp32 cache{origin}"))
     print_scores(found)

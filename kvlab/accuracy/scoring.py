@@ -217,7 +217,7 @@ def score_each(model: Decoder | str, text: str, kv_formats: Sequence[str | KVFor
         if why := one.why_not(model.config.shape(layer)):
             raise ValueError(f"layer {layer} cannot keep its K and V as {one.name}: {why}")
     chosen = windows(text, encode(model, content), window=window, count=count, start=start)
-    ids = encode(model, text_of(calibration))[:CALIBRATION_TOKENS] if static else None
+    ids = encode(model, text_of(calibration))[:min(CALIBRATION_TOKENS, model.config.context)] if static else None
     ready = [with_scales(model, one, ids, chosen) for one in formats]
     reference = hidden_states(model, chosen, variant=variant)
     return (score_windows(model, chosen, one, variant=variant, reference=reference) for one in ready)

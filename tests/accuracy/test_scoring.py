@@ -258,3 +258,11 @@ def test_the_door_scores_a_named_text(decoder, tmp_path):
         score(model, f"file:{mine}", "int8/tokn", window=64)
     with pytest.raises(ValueError, match="has no tokenizer"):
         encode(decoder, "words")
+    with pytest.raises(ValueError, match="2 × 32 tokens are too few for an interval"):
+        score(model, f"file:{mine}", window=32)
+    with pytest.raises(ValueError, match="score takes a kvlab Decoder.* got Linear; kvlab.attach"):
+        score(torch.nn.Linear(2, 2), f"file:{mine}", window=64)
+    with pytest.raises(ValueError, match="layer 0 cannot keep its K and V as nvfp4"):
+        score(model, f"file:{mine}", "nvfp4", window=64)
+    with pytest.raises(ValueError, match="is given by its name .* 31 characters of text; write it to a file"):
+        score(model, "A text of mine,\nof two lines...", window=64)

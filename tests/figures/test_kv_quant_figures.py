@@ -123,6 +123,12 @@ def test_context_is_a_line_per_format_with_its_positions(run):
     assert "pydoc:specialnames" in ax.get_xlabel() and "nat" in ax.get_ylabel()
 
 
+def test_one_stretch_of_positions_is_no_line():
+    only = [row("fp8_e4m3", "kl", 5e-3, "nat", 4e-3, 6e-3, scope="tokens 0 … 511")]
+    with pytest.raises(ValueError, match="one stretch of positions only; run kv_quant at size small"):
+        make("kv_context", table(only))
+
+
 def test_the_heat_map_has_k_above_v_for_each_format(run):
     figure = make("kv_sensitivity", run)
     ax = figure.axes[0]
