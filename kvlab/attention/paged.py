@@ -35,13 +35,9 @@ class Paged:
             # whole blocks before the window are not read, nor those of tokens that are in the tail (one at least)
             settled = [codec.settled(kv_len) for codec, _ in cache.format.sides(shape)]
             skip = min(first, *settled) // cache.block_size
-            own = slice(sequences[0], sequences[-1] + 1)
-            table_BM = inputs.block_table[own, skip:max(skip + 1, -(-max(settled) // cache.block_size))]
-            if cache.order == "head":                                 # a stored row is one (block, KV head)
-                head_K1 = torch.arange(K, device=trial.device)[:, None]
-                index = (table_BM[:, None, :] * K + head_K1).flatten()
-            else:                                                     # a stored row is one block with all its heads
-                index = table_BM.flatten()
+            where = (slice(sequences[0], sequences[-1] + 1),
+                     slice(skip, max(skip + 1, -(-max(settled) // cache.block_size))))
+            index = _rows(inputs, where, K if cache.order == "head" else None)
             plans.append((sequences, index, kv_len, first, skip * cache.block_size,
                           visible_rule(q_len, kv_len, shape.window, trial.device, first)))
         flat = [a.flatten(0, 1).flatten(1) if cache.order == "head" else a.flatten(1) for a in out_of]
@@ -74,3 +70,18 @@ class Paged:
         moved = stored if stored > cache_bytes else 0
         tables = 8 * sum(-(-n // (trial.layout.block_size or n)) for n in w.kv_lens)
         return least_cost(trial, cache_bytes).plus(read=moved + tables, write=moved)
+
+
+def _rows(inputs, where, kv_heads: int | None):
+    """Stored rows of the blocks in that part of the block table: one per (block, KV head), or per block.
+
+    Kept in the workspace: the layers of a model share their block tables, and so the rows.
+    """
+    import torch
+    table_BM = inputs.block_table[where]
+    key = "rows", table_BM.data_ptr(), tuple(table_BM.shape), kv_heads
+    if key not in inputs.scratch:
+        if kv_heads is not None:
+            table_BM = table_BM[:, None, :] * kv_heads + torch.arange(kv_heads, device=table_BM.device)[:, None]
+        inputs.scratch[key] = table_BM.flatten()
+    return inputs.scratch[key]
