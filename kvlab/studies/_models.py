@@ -8,8 +8,9 @@ from typing import Any
 from kvlab.model.load import load_decoder
 from kvlab.record.reading import Reading, missing
 
-# of a model, a package or a text that this machine lacks: the case is missing, not failed
-ABSENT = (KeyError, ValueError, OSError, ImportError)
+# of a model, a package or a text that this machine lacks: the case is missing, not failed. An ImportError is not among
+# them: loaders say in words what is not installed, so that it would be an error of kvlab's own
+ABSENT = (KeyError, ValueError, OSError)
 KEPT = 16
 _KEPT: dict[tuple, Any] = {}
 

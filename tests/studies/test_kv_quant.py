@@ -229,13 +229,21 @@ def test_a_mix_is_chosen_behind_what_it_is_scored_on_and_held_against_the_unifor
     assert [row["status"] for row in refused] == ["failed"] and "what chooses the mix" in refused[0]["error"]
 
 
-@pytest.mark.parametrize("error", [ImportError("no gguf; pip install gguf"), OSError("cannot read it; pip install")])
+@pytest.mark.parametrize("error", [ValueError("no gguf; pip install gguf"), OSError("cannot read it; pip install")])
 def test_a_package_that_is_not_there_is_missing_and_not_failed(monkeypatch, error):
     def load(name):
         raise error
     monkeypatch.setattr(_models, "load_decoder", load)
     found = table(kv_quant.run(case()))
     assert set(found["kind"]) == {"missing"} and found["note"].str.contains("pip install").all()
+
+
+def test_an_import_that_kvlab_itself_broke_is_not_called_missing(monkeypatch):
+    def load(name):
+        raise ImportError("cannot import name 'load'")
+    monkeypatch.setattr(_models, "load_decoder", load)
+    with pytest.raises(ImportError):                # the worker makes it a failed row
+        kv_quant.run(case())
 
 
 def test_one_line_per_format_joins_bytes_time_error_and_kl():
