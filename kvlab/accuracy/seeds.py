@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from kvlab.accuracy.statistics import Estimate
-from kvlab.record.statistics import mean_interval
+from kvlab.record.statistics import Estimate, t_interval
 
 ALONE = 3.0                     # so many times the bend anywhere else is a bend of its own
 
@@ -46,14 +45,6 @@ class Knee(NamedTuple):
     p: float
     verdict: str
     why: str
-
-
-def t_interval(values: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Mean with Student's t-interval; low and high are nan for a single value, which tells no spread.
-
-    Refused (ValueError): no values, a value that is not finite, a confidence outside 0 … 1.
-    """
-    return Estimate(*mean_interval(values, confidence))
 
 
 def trend(values: Sequence[Sequence[float]]) -> Trend:

@@ -6,26 +6,14 @@ drawn instead. A claim of "no loss" is an equivalence test; that a difference is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
+from kvlab.record.statistics import Estimate
+
 BLOCK, DRAWS = 32, 2000
 VERDICTS = ("below", "above", "inconclusive")
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number, its interval, and how many tokens it is from."""
-    value: float
-    low: float
-    high: float
-    n: int
-
-    def through(self, function: Callable[[float], float]) -> Estimate:
-        """The estimate of an increasing function of this one (perplexity = exp of the mean NLL)."""
-        return Estimate(function(self.value), function(self.low), function(self.high), self.n)
 
 
 def block_bootstrap(values: Sequence[float], document: Sequence | None = None, window: Sequence | None = None, *,

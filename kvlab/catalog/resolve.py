@@ -93,23 +93,33 @@ def _with_weights(spec: ModelSpec, folder: Path | None) -> ModelSpec:
     return _weighed(spec, weights, "safetensors headers beside it")
 
 
-def _of_hub(name: str, download: bool, unknown: str) -> ModelSpec:
-    """A model by its hub id, from the local cache (HF_HUB_CACHE, HF_HOME); with download, config.json is fetched."""
+def in_hub_cache(name: str, unknown: str) -> Path | None:
+    """The config.json of a hub id in the local cache (HF_HUB_CACHE, HF_HOME); None where it is not there.
+
+    KeyError, beginning with `unknown`, where the package that knows the cache is not installed.
+    """
     try:
-        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+        from huggingface_hub import try_to_load_from_cache
     except ImportError:
         raise KeyError(f"{unknown}. The local Hugging Face cache was not looked at: it needs the package "
                        "huggingface-hub (pip install 'kvlab[models]')") from None
     found = try_to_load_from_cache(name, "config.json")
-    if not isinstance(found, str):
+    return Path(found) if isinstance(found, str) else None
+
+
+def _of_hub(name: str, download: bool, unknown: str) -> ModelSpec:
+    """A model by its hub id, from the local cache; with download, config.json is fetched."""
+    found = in_hub_cache(name, unknown)
+    if found is None:
         if not download:
             raise KeyError(f"{unknown}. It is not in the local Hugging Face cache either; --download fetches its "
                            f"config.json. What may be given: {GIVE}")
+        from huggingface_hub import hf_hub_download
         try:
-            found = hf_hub_download(name, "config.json")
+            found = Path(hf_hub_download(name, "config.json"))
         except Exception as error:          # of the hub's and of its HTTP library's types, none of which is a base here
             first = str(error).strip().splitlines()
             raise OSError(f"the config.json of {name!r} could not be fetched ({first[0] if first else error!r:.200}); "
                           f"give {GIVE}") from error
-    spec = _with_weights(read_config(Path(found)), Path(found).parent)
+    spec = _with_weights(read_config(found), found.parent)
     return replace(spec, name=name, source=f"{name} in the local Hugging Face cache, {spec.source.partition(', ')[2]}")

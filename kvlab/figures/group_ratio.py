@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from kvlab.figures._rows import points, usable
 from kvlab.figures._style import GREY, PALETTE, Look, Style, above, log_axis, ticks_at
 from kvlab.record.recall import LONGER, MATCHED, TASK, TIMES_LONGER, TWO_TOKEN, main_cells, recall_rows, trained_length
-from kvlab.record.statistics import mean_interval
+from kvlab.record.statistics import t_interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,7 +135,7 @@ def _means(ax, rows, x, look, style, line, recall: bool) -> set[int]:
     nll = rows[rows["metric"] == "nll"]
     ax.plot(nll[x].astype(float) * 2**-0.22, nll["value"].astype(float), ls="none", marker=".", ms=2.5,
             color=look.color, alpha=0.7, zorder=3)                  # left of the mean, which would cover them
-    means = {float(at): mean_interval(of["value"]) for at, of in nll.groupby(x)}
+    means = {float(at): t_interval(of["value"]) for at, of in nll.groupby(x)}
     half = [0 if math.isnan(mean.high) else mean.high - mean.value for mean in means.values()]
     beside = 2**0.25 if line == "none" else 1                       # the matched means stand beside the unmatched
     ax.errorbar([at * beside for at in means], [mean.value for mean in means.values()], yerr=half, capsize=1.5,

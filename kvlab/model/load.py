@@ -6,6 +6,7 @@ import os
 import warnings
 from pathlib import Path
 
+from kvlab.catalog.resolve import in_hub_cache
 from kvlab.folders import remove
 from kvlab.model import _converted, _folder
 from kvlab.model import tokenizer as tokens
@@ -68,16 +69,11 @@ def _in_hub_cache(name: str) -> Path:
     unknown = no_such("model to load", name, [SMOLLM2]).args[0]
     if name.count("/") != 1:
         raise KeyError(f"{unknown}. What may be given: {GIVE}")
-    try:
-        from huggingface_hub import try_to_load_from_cache
-    except ImportError:
-        raise KeyError(f"{unknown}. The local Hugging Face cache was not looked at: it needs the package "
-                       "huggingface-hub (pip install 'kvlab[models]')") from None
-    found = try_to_load_from_cache(name, "config.json")
-    if not isinstance(found, str):
+    found = in_hub_cache(name, unknown)
+    if found is None:
         raise KeyError(f"{unknown}. It is not in the local Hugging Face cache either, and kvlab downloads no weights. "
                        f"What may be given: {GIVE}")
-    return Path(found).parent
+    return found.parent
 
 
 def _of_folder(folder: Path, name: str, tokenizer: bool) -> Decoder:

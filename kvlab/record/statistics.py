@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,16 +12,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Mean(NamedTuple):
-    """A mean of n values and its interval; low and high are nan for a single value, which tells no spread."""
+@dataclass(frozen=True)
+class Estimate:
+    """A number, its interval, and how many tokens or seeds it is from."""
     value: float
     low: float
     high: float
     n: int
 
+    def through(self, function: Callable[[float], float]) -> Estimate:
+        """The estimate of an increasing function of this one (perplexity = exp of the mean NLL)."""
+        return Estimate(function(self.value), function(self.low), function(self.high), self.n)
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Mean:
-    """Mean with Student's t-interval.
+
+def t_interval(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """Mean with Student's t-interval; low and high are nan for a single value, which tells no spread.
 
     Refused (ValueError): no values, a value that is not finite, a confidence outside 0 … 1.
     """
@@ -31,10 +37,10 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Mean:
         raise ValueError(f"confidence={confidence} must lie between 0 and 1")
     mean, n = float(values.mean()), len(values)
     if n == 1:
-        return Mean(mean, math.nan, math.nan, 1)
+        return Estimate(mean, math.nan, math.nan, 1)
     from scipy.stats import t
     half = float(t.ppf((1 + confidence) / 2, n - 1) * values.std(ddof=1) / math.sqrt(n))
-    return Mean(mean, mean - half, mean + half, n)
+    return Estimate(mean, mean - half, mean + half, n)
 
 
 def fit(x, y, low, high, power: bool = False, draws: int = 2000) -> tuple[float, float, float]:

@@ -3,20 +3,20 @@ import math
 
 import pytest
 
-from kvlab.record.statistics import mean_interval
+from kvlab.record.statistics import t_interval
 
 
 def test_three_values_give_the_textbook_interval():
-    got = mean_interval([1.0, 2.0, 3.0])
+    got = t_interval([1.0, 2.0, 3.0])
     assert got.value == 2 and got.n == 3 and got.high - 2 == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
     assert got.high - 2 == pytest.approx(2 - got.low)
 
 
 def test_one_value_tells_no_spread_and_bad_ones_are_refused():
-    one = mean_interval([0.5])
+    one = t_interval([0.5])
     assert one.value == 0.5 and math.isnan(one.low) and math.isnan(one.high)
     for bad in ([], [1.0, math.nan]):
         with pytest.raises(ValueError, match="finite"):
-            mean_interval(bad)
+            t_interval(bad)
     with pytest.raises(ValueError, match="confidence"):
-        mean_interval([1.0, 2.0], 95)
+        t_interval([1.0, 2.0], 95)
