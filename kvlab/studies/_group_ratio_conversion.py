@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -11,7 +12,9 @@ from kvlab.studies import _models
 
 WINDOW = 512
 TRAINING_TEXT, TRAINING_TOKENS = "pydoc:typesmapping", 2048      # what alignment and distillation see, never scored
-METRICS = {"kl": "nat", "top1_agreement": "ratio", "nll_delta": "nat", "kv_bytes_per_token": "B"}
+METRICS = {"kl": "nat", "top1_agreement": "ratio", "nll_delta": "nat", "kv_bytes_per_token": "B", "decode_step_s": "s"}
+DECODE_STEPS = 24
+UNCONVERTED = "conversion:none"                         # the model as it was, timed beside its exact expansion
 ABOUT = "conversion damage: the model was trained with another group ratio, and says nothing of one trained with this"
 
 
@@ -53,7 +56,6 @@ def converted(case: Conversion, told: Callable[[str], None], hardware: str = "")
     except _models.ABSENT as error:
         return _rows(case, _models.absent(METRICS, error, **about), {})
     from kvlab.accuracy.scoring import compare, score_windows
-    from kvlab.kv.formats import kv_format
     from kvlab.model.heads import convert
     told(f"{case.method} to {case.num_kv_heads} KV heads")
     other = convert(decoder, case.num_kv_heads, case.method, case.distil_steps, ids, told=told)
@@ -61,11 +63,59 @@ def converted(case: Conversion, told: Callable[[str], None], hardware: str = "")
     note = "the same function with more KV heads; only rounding differs" if case.method == "expand" else ABOUT
     readings = compare(scores).readings(method="against the model as it was", note=note, **about)
     c = other.config
-    size = sum(kv_format("fp32").nbytes(1, c.shape(layer)) for layer in range(c.num_layers))
-    readings.append(Reading("kv_bytes_per_token", size, "B", "modelled", method="formula:layers·2·Hkv·D·4", **about))
-    shape = c.shape(0)
-    return _rows(case, readings, dict(num_q_heads=shape.num_q_heads, group_ratio=shape.group_ratio,
-                                      head_dim=shape.head_dim))
+    readings.append(_size(c, about))
+    if case.method != "expand":
+        return _rows(case, readings, _heads(c))
+    told("decode steps")
+    before, after = _decode_steps(decoder, other, chosen[0].ids_T, about)
+    as_it_was = _heads(decoder.config) | dict(data=UNCONVERTED, case_id=digest({"as it was": case.comparison_id}))
+    return [*_rows(case, [*readings, after], _heads(c)),
+            *_rows(case, [before, _size(decoder.config, about)], as_it_was)]
+
+
+def _heads(config) -> dict:
+    shape = config.shape(0)
+    return dict(num_q_heads=shape.num_q_heads, num_kv_heads=shape.num_kv_heads, group_ratio=shape.group_ratio,
+                head_dim=shape.head_dim)
+
+
+def _size(config, about) -> Reading:
+    from kvlab.kv.formats import kv_format
+    size = sum(kv_format("fp32").nbytes(1, config.shape(layer)) for layer in range(config.num_layers))
+    return Reading("kv_bytes_per_token", size, "B", "modelled", method="formula:layers·2·Hkv·D·4", **about)
+
+
+def _decode_steps(decoder, expanded, ids_T, about) -> list[Reading]:
+    """Seconds of a whole decode step on the last tokens of a text, of the model as it was and expanded, by turns.
+
+    Both must hold the same token most probable at every step: what is timed is one function at two group ratios.
+    """
+    import torch
+
+    from kvlab.probes._clock import summarise
+    steps, cuda = min(DECODE_STEPS, len(ids_T) // 2), str(decoder.device).startswith("cuda")
+    clock, method = (time.perf_counter, "timer:wall") if cuda else (time.thread_time, "timer:thread_cpu")
+    threads, models = torch.get_num_threads(), (decoder, expanded)
+    torch.set_num_threads(1)                            # then other programs do not enter the time
+    try:
+        caches, seconds = [model.cache(len(ids_T)) for model in models], ([], [])
+        for model, cache in zip(models, caches):
+            model.hidden([ids_T[:-steps]], cache)
+        for token in ids_T[-steps:].split(1):
+            best = []
+            for model, cache, spent in zip(models, caches, seconds):
+                began = clock()
+                logits_1V = model.logits(model.hidden([token], cache))
+                best.append(int(logits_1V.argmax()))    # waits for a GPU
+                spent.append(clock() - began)
+            if best[0] != best[1]:
+                raise RuntimeError("the expanded model does not predict what the model did: expansion is not exact")
+    finally:
+        torch.set_num_threads(threads)
+    found = [summarise(spent) for spent in seconds]
+    return [Reading("decode_step_s", one.median, "s", "measured", low=one.low, high=one.high, n=one.n, method=method,
+                    note=f"whole steps on real text from {len(ids_T) - steps} cached tokens on, by turns; same tokens",
+                    **about) for one in found]
 
 
 def _scored(case: Conversion, told):

@@ -25,7 +25,22 @@ def conversions(table) -> list[Finding]:
             f"[{kl['low']:.3g}, {kl['high']:.3g}] to the model as it was, top-1 agreement {100 * top:.1f} % "
             f"(n = {kl['n']} tokens)." + ("" if what == "expand" else " It says nothing of a model trained so."),
             kl["value"], "nat", kl["low"], kl["high"], kl["kind"]))
-    return found
+    return [*found, *_steps(rows)]
+
+
+def _steps(rows) -> list[Finding]:
+    """A whole decode step of the model as it was against its exact expansion, on real text."""
+    steps = rows[(rows["metric"] == "decode_step_s") & (rows["kind"] == "measured")].sort_values("group_ratio")
+    if len(steps) != 2:
+        return []
+    few, many = steps.iloc[1], steps.iloc[0]            # KV heads
+    size = rows[rows["metric"] == "kv_bytes_per_token"].groupby("group_ratio")["value"].first()
+    ratio, low, high = (many["value"] / few["value"], many["low"] / few["high"], many["high"] / few["low"])
+    return [Finding(
+        "decode_step", f"The same function on real text, {few['model']}: a whole decode step at ratio "
+        f"{many['group_ratio']} takes {ratio:.3f} × [{low:.3f}, {high:.3f}] the time of ratio {few['group_ratio']} and "
+        f"its cache {size[many['group_ratio']] / size[few['group_ratio']]:.0f} × the bytes, with the same tokens "
+        f"({few['n']} steps each).", ratio, "ratio", low, high, "measured")]
 
 
 def kernels(table) -> list[Finding]:

@@ -391,6 +391,27 @@ def test_conversion_of_a_random_decoder_expands_exactly_and_pools_with_damage(mo
         rows = run(Conversion(method, heads, tokens=96))
         schema().validate(table(rows))
         kl[method] = next(r["value"] for r in rows if r["metric"] == "kl")
+        before = [r for r in rows if r["data"] == conversion.UNCONVERTED]
+        rows = [r for r in rows if r not in before]
         assert {r["group_ratio"] for r in rows} == {6 // heads}
+        if method == "expand":
+            assert {r["group_ratio"] for r in before} == {3} and len({r["case_id"] for r in before + rows}) == 2
+            steps = [r for r in rows + before if r["metric"] == "decode_step_s"]
+            assert len(steps) == 2 and all(r["value"] > 0 and r["n"] == 24 for r in steps)
+            said = next(f for f in findings(table(rows + before)) if f.name == "decode_step")
+            assert "at ratio 1 takes" in said.sentence and "3 × the bytes" in said.sentence
+        else:
+            assert before == []
         assert next(r["value"] for r in rows if r["metric"] == "kv_bytes_per_token") == 2 * 2 * heads * 8 * 4
     assert kl["expand"] < 1e-9 < 1e-6 < kl["mean"]
+
+
+def test_steps_of_two_functions_are_not_timed_as_one():
+    import torch
+
+    from kvlab.model.config import DecoderConfig
+    from kvlab.model.decoder import Decoder
+    config = DecoderConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=1, num_q_heads=2,
+                           num_kv_heads=1, head_dim=8, context=64)
+    with pytest.raises(RuntimeError, match="expansion is not exact"):
+        conversion._decode_steps(Decoder.random(config, 0), Decoder.random(config, 1), torch.arange(60), {})
