@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 def no_such(what: str, name: str, known: Iterable[str]) -> KeyError:
@@ -88,3 +89,12 @@ def load_file(path: str | Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def case_from(kind: str, fields: dict) -> Any:
+    """A case from its class, which must be kvlab's own, and its fields as JSON gives them."""
+    from pydantic import TypeAdapter
+    module, _, name = kind.partition(":")
+    if not module.startswith("kvlab."):
+        raise ValueError(f"cases are kvlab's own classes, got {kind}")
+    return TypeAdapter(getattr(importlib.import_module(module), name)).validate_python(fields)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -102,6 +102,11 @@ class Bench:
     def reading(self, trial: Trial | None, metric: str, kind: str = "measured") -> Reading | None:
         """A reading of a probe already run, or None; a missing one counts as none."""
         return next((r for t, r in self.readings if t == trial and r.metric == metric and r.kind == kind), None)
+
+    def relabel(self, trial: Trial, source: str, cache_state: str) -> None:
+        """Say anew what the caches held in the readings that a probe took of a trial: a counter has looked."""
+        self.readings = [(t, replace(r, cache_state=cache_state) if t == trial and r.source == source and r.cache_state
+                          else r) for t, r in self.readings]
 
     def check(self, trial: Trial, output: Tensor, expected: Tensor, tolerance: float,
               rows: Tensor | None = None) -> float:
@@ -231,7 +236,7 @@ def _open(comparison, chosen, artifacts, watch) -> Bench:
     runnable = Comparison(tuple(bench.trials))
     free, cache = room_on(comparison.device)
     copies = 1
-    if any(p.rotates for p in chosen) and not comparison.device.startswith("cuda"):
+    if any(p.rotates for p in chosen):
         copies = rotation(min(runnable.touched_bytes().values()), sum(runnable.cache_bytes().values()), cache, free)
         while copies > 1 and runnable.nbytes(copies) > free:        # rather warm than not at all
             copies -= 1
@@ -248,7 +253,7 @@ def _open(comparison, chosen, artifacts, watch) -> Bench:
 
 def _run(probe: Probe, bench: Bench) -> None:
     """One probe over the trials that stand; then a row for each of its metrics that a trial has no reading of."""
-    everyone, ran_before = bench.comparison.trials, list(bench.trials)
+    everyone, ran_before, began = bench.comparison.trials, list(bench.trials), len(bench.readings)
     absent, broke = {}, None
     bench.watch.at("", probe.name)
     try:
@@ -260,7 +265,7 @@ def _run(probe: Probe, bench: Bench) -> None:
     except Exception as error:                                       # the probe's own, no trial's: other probes go on
         broke = f"the probe {probe.name} broke: {type(error).__name__}: {error}"
     bench.trials = [t for t in ran_before if t not in bench.failures]
-    have = {(t, r.metric) for t, r in bench.readings}
+    have = {(t, r.metric) for t, r in bench.readings[began:]}         # of this probe: another's number is not its own
     for trial in everyone:
         for metric, unit in probe.metrics.items():
             if (trial, metric) in have or (None, metric) in have:

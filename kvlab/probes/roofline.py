@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from kvlab.attention import ideal_traffic
 from kvlab.probes._base import Bench, room_on
+from kvlab.probes._traffic import AMPLIFICATION, amplifications
 from kvlab.record.reading import Reading, missing
 
 
@@ -19,7 +20,7 @@ class Roofline:
     name: ClassVar[str] = "roofline"
     metrics: ClassVar[dict[str, str]] = {
         "ideal_bytes": "B", "useful_flops": "flop", "intensity": "flop/B", "executed_flops": "flop",
-        "hbm_read_bytes": "B", "hbm_write_bytes": "B", "hbm_bytes": "B", "read_amplification": "ratio",
+        "hbm_read_bytes": "B", "hbm_write_bytes": "B", "hbm_bytes": "B", **AMPLIFICATION,
         "roof_latency": "s", "ridge": "flop/B", "attainable_flops_share": "ratio",
         "effective_bandwidth": "B/s", "bandwidth_share": "ratio", "useful_flops_rate": "flop/s", "flops_share": "ratio"}
     needs: ClassVar[tuple[str, ...]] = ("ceilings", "timer")
@@ -52,13 +53,9 @@ class Roofline:
         yield self._model("hbm_read_bytes", cost.read_bytes, "variant.cost", note=free)
         yield self._model("hbm_write_bytes", cost.write_bytes, "variant.cost", note=free)
         yield self._model("hbm_bytes", cost.read_bytes + cost.write_bytes, "variant.cost", note=free)
-        if ideal.read_bytes < 2 * cache:
-            yield missing("read_amplification", "ratio", source=self.name,
-                          why=f"ideal reads are below twice the last-level cache ({cache:,} bytes): reuse inside "
-                              "the cache would decide the ratio")
-        else:
-            yield self._model("read_amplification", cost.read_bytes / ideal.read_bytes, "variant.cost ÷ ideal reads",
-                              denominator="ideal read bytes")
+        yield from amplifications(ideal, total=cost.read_bytes + cost.write_bytes, read=cost.read_bytes,
+                                  cache_bytes=cache, kind="modelled", source=self.name,
+                                  method="formula:variant.cost ÷ ideal")
 
     def _reached(self, bench, trial):
         """The same against the ceilings and the time that were measured beside it."""

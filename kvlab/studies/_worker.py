@@ -17,10 +17,10 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 
 from kvlab.probes._base import Watch
+from kvlab.registry import case_from
 from kvlab.studies._run import Case, Each, Job, failed_case
 
 DIED = "the worker process died"
@@ -176,15 +176,6 @@ def serve() -> None:
             say({"rows": job(case, watch)})
         except Exception as error:
             say({"rows": failed_case(case, f"{type(error).__name__}: {error}")})
-
-
-def case_from(kind: str, fields: dict) -> Case:
-    """A case from its class, which must be kvlab's own, and its fields as JSON gives them."""
-    from pydantic import TypeAdapter
-    module, _, name = kind.partition(":")
-    if not module.startswith("kvlab."):
-        raise ValueError(f"cases are kvlab's own classes, got {kind}")
-    return TypeAdapter(getattr(import_module(module), name)).validate_python(fields)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from kvlab.probes import measure
 from kvlab.probes.kernel_error import KernelError
 from kvlab.registry import load_file
 from kvlab.shapes import AttentionShape, Workload
-from kvlab.studies._worker import case_from
+from kvlab.registry import case_from
 
 DECODE = Workload.decode(AttentionShape(8, 2, 16), batch_size=2, kv_len=40)
 MINE = '''
