@@ -37,7 +37,7 @@ class Loop:
             n, spent = 0, 0.0
             began = time.perf_counter()
             while spent < 0.2:
-                self.run(max(1, n))                                  # doubling: waiting each time would slow short calls
+                self.run(max(1, n))                                  # doubling: each wait costs short calls time
                 n, spent = max(1, 2 * n), time.perf_counter() - began
             self._pace = spent / n
         return max(least, round(seconds / self._pace))

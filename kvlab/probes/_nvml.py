@@ -20,7 +20,7 @@ MEANING = {
     9: "the NVIDIA library is there but its kernel driver is not loaded: load it (nvidia-smi tells more)",
     12: "no NVIDIA driver answers on this machine: it needs an NVIDIA GPU with its driver",
     13: "this driver is too old for it: install a newer one",
-    15: "the GPU has fallen off the bus or was lost: its numbers from here on are void; reset it or restart the machine",
+    15: "the GPU has fallen off the bus or was lost: its numbers are void; reset it or restart the machine",
     18: "the driver was upgraded under a running kernel module: restart the machine",
     25: "this driver has another layout of the structure: install a matching nvidia-ml-py",
 }

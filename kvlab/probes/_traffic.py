@@ -52,8 +52,8 @@ def amplifications(ideal: Cost, *, total: float, read: float | None, unsplit: st
     """
     source, moved = common["source"], ideal.read_bytes + ideal.write_bytes
     if ideal.read_bytes < 2 * cache_bytes:
-        why = (f"ideal reads are below twice the last-level cache ({cache_bytes:,} bytes): reuse inside the cache would "
-               "decide the ratio")
+        why = (f"ideal reads are below twice the last-level cache ({cache_bytes:,} bytes): reuse inside the cache "
+               "would decide the ratio")
         return [missing(metric, "ratio", why, source=source) for metric in AMPLIFICATION]
     common = {**common, "method": common["method"] if kind == "modelled" else "derived"}
     reads = missing("read_amplification", "ratio", unsplit, source=source) if read is None else Reading(

@@ -20,9 +20,8 @@ from kvlab.kv.formats import KVFormat
 from kvlab.kv.formats import kv_format as kv_format_of
 from kvlab.probes import measure
 from kvlab.probes.kernel_error import KernelError
-from kvlab.registry import load_file
+from kvlab.registry import case_from, load_file
 from kvlab.shapes import AttentionShape, Workload
-from kvlab.registry import case_from
 
 DECODE = Workload.decode(AttentionShape(8, 2, 16), batch_size=2, kv_len=40)
 MINE = '''
