@@ -10,9 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fake_nvml import UUID, compiled, loaded, run
 
 from kvlab import doctor
-from kvlab.doctor import CHECKS, _check, _machine, _metrics, _software, as_markdown, examine, next_steps, plain
+from kvlab.doctor import CHECKS, _check, _gpus, _machine, _metrics, _software, as_markdown, examine, next_steps, plain
 from kvlab.doctor import print_checks as print_all
 from kvlab.doctor._check import Check
 from kvlab.libraries import library
@@ -187,20 +188,108 @@ def test_a_slow_answer_of_torch_is_no_problem_of_torch_while_the_machine_is_busy
     assert "busy" not in _software.torch().found
 
 
-def test_gpus_are_listed_with_clocks_and_what_holds_them_back(facts, monkeypatch):
-    import pynvml
-    answers = {"nvmlInit": None, "nvmlShutdown": None, "nvmlDeviceGetCount": 1, "nvmlDeviceGetHandleByIndex": 0,
-               "nvmlDeviceGetClockInfo": 1200, "nvmlDeviceGetMaxClockInfo": 1980,
-               "nvmlDeviceGetCurrentClocksThrottleReasons": 0x1 | 0x4 | 0x40}
-    for name, answer in answers.items():
-        monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
+def test_gpus_are_listed(facts):
     facts(gpus=[H200])
     assert _software.gpus().found == "NVIDIA H200, 131 GiB, driver 570.1"
-    (found,) = _machine.gpu_clocks()
-    assert found.status == "note" and "SM 1200 of 1980 MHz" in found.found
-    assert found.found.endswith("held back now: power limit, heat (hardware)")
     facts()
-    assert list(_machine.gpu_clocks()) == [] and _software.gpus().found == "none (NVML: none)"
+    assert _software.gpus().found == "none (NVML: none)"
+
+
+@pytest.fixture(scope="module")
+def fake_library(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def seen(fake_library, tmp_path, monkeypatch):
+    """The lines about NVML and its GPUs under switches of the fake library."""
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
+
+    def look(library=fake_library, **switches):
+        with loaded(library, **switches):
+            return by_name([_gpus.nvml(), *_gpus.gpus()])
+    return look
+
+
+def test_a_gpu_has_lines_of_its_clocks_modes_counters_and_processes(seen):
+    found = seen()
+    assert list(found) == ["NVML", "GPU 0 clock", "GPU 0 modes", "GPU 0 GPM", "GPU 0 processes"]
+    assert {check.status for check in found.values()} == {"ok"} and {c.next_step for c in found.values()} == {""}
+    assert found["NVML"].found == "13.999.99.fake, driver 999.99.fake"
+    assert found["GPU 0 clock"].found == "SM 1755 of 1980 MHz, memory 3201 of 3201 MHz"
+    assert found["GPU 0 modes"].found == "MIG off; ECC on, 0 uncorrected errors since the driver was loaded"
+    assert found["GPU 0 GPM"].found == "there, and may be read"
+    assert found["GPU 0 processes"].found == "no other processes on it"
+
+
+@pytest.mark.parametrize("switches, name, status, said, step", [
+    (dict(reasons=0x1 | 0x4 | 0x40), "clock", "note", "held back now: power limit, heat (hardware)", ""),
+    (dict(sm_mhz=0), "clock", "note", "a clock of 0 is none", ""),
+    (dict(mig=1), "modes", "note", "MIG on", "CUDA_VISIBLE_DEVICES"), (dict(mig=1), "GPM", "ok", "for the slice", ""),
+    (dict(ecc_errors=2), "modes", "problem", "2 uncorrected errors", "cannot be trusted"),
+    (dict(ecc=0), "modes", "ok", "ECC off", ""),
+    (dict(error="DeviceGetMigMode=3,DeviceGetEccMode=3"), "modes", "ok", "MIG not offered; ECC not offered", ""),
+    (dict(gpm=0), "GPM", "note", "this GPU has none", "ncu"),
+    (dict(error="GpmSampleGet=4"), "GPM", "note", "NoPermission: permission denied", "--cap-add=SYS_ADMIN"),
+    (dict(processes="4242"), "processes", "note", "1 other process on it", "CUDA_VISIBLE_DEVICES"),
+    (dict(processes="4242,own,4243"), "processes", "note", "2 other processes on it", "contended"),
+    (dict(error="DeviceGetComputeRunningProcesses=3"), "processes", "note", "NotSupported: this GPU does not", ""),
+    *((dict(error="*=15"), name, "problem", "GpuIsLost: the GPU has fallen off", "reset it")
+      for name in ("clock", "modes", "GPM", "processes")),
+])
+def test_what_is_wrong_with_a_gpu_is_its_own_line(seen, switches, name, status, said, step):
+    found = seen(**switches)[f"GPU 0 {name}"]
+    assert found.status == status and said in found.found, found
+    assert step in found.next_step and bool(step) == bool(found.next_step), found
+
+
+def test_each_gpu_has_its_lines_and_one_that_cannot_be_opened_has_one(seen):
+    assert len(seen(gpus=2)) == 1 + 2 * 4
+    found = seen(gpus=2, error="DeviceGetHandleByIndex=4@1")
+    assert found["GPU 0 clock"].status == "ok" and found["GPU 1"].status == "problem"
+    assert "GPU 1 clock" not in found
+
+
+def test_an_old_driver_says_what_it_lacks(seen, tmp_path):
+    found = seen(library=compiled(tmp_path, old=True))
+    assert found["GPU 0 clock"].status == "ok"
+    for name in ("GPM", "processes"):
+        check = found[f"GPU 0 {name}"]
+        assert (check.found, check.next_step) == ("FunctionNotFound: this driver is too old for it",
+                                                  "install a newer one")
+
+
+@pytest.mark.parametrize("code, status, said, step", [
+    (9, "problem", "DriverNotLoaded: the NVIDIA library is there but its kernel driver is not loaded", "load it"),
+    (4, "problem", "NoPermission: permission denied", "run as root"),
+    (18, "problem", "LibRmVersionMismatch: ", "restart the machine"),
+    (12, "note", "LibraryNotFound: no NVIDIA driver answers on this machine: it needs an NVIDIA GPU", ""),
+])
+def test_a_library_that_does_not_open_is_one_line_with_the_remedy(seen, code, status, said, step):
+    found = seen(init=code)
+    assert list(found) == ["NVML"] and found["NVML"].status == status
+    assert found["NVML"].found.startswith(said) and found["NVML"].next_step.startswith(step)
+
+
+def test_a_gpu_that_is_measured_on_now_is_said_to_be_locked(seen, tmp_path):
+    from filelock import FileLock
+
+    from kvlab.probes._device import lock_file
+    (tmp_path / "locks").mkdir()
+    with FileLock(lock_file(UUID)):
+        found = seen()["GPU 0 processes"]
+    assert found.status == "note" and "locked: a kvlab measures on it now" in found.found
+    assert UUID[:12] not in found.found and seen()["GPU 0 processes"].status == "ok"
+
+
+@pytest.mark.parametrize("switches, name, said", [
+    (dict(init=9), "NVML", "DriverNotLoaded"), (dict(error="*=15@12"), "GPU 0 processes", "GpuIsLost"),
+    (dict(processes="4242"), "GPU 0 processes", "1 other process on it")])
+def test_the_command_itself_under_a_fake_driver(fake_library, switches, name, said):
+    done = run(fake_library, "-m", "kvlab", "doctor", "--json", **switches)
+    found = {check["name"]: check["found"] for check in json.loads(done.stdout)["checks"]}
+    assert done.returncode == 0 and said in found[name] and "could not be checked" not in done.stdout
+    assert "driver" in found["NVIDIA GPU"] or "NVML" in found["NVIDIA GPU"]
 
 
 # ------------------------------------------------------------------------------------------------ notebooks, fonts
@@ -285,8 +374,8 @@ def test_who_may_read_gpu_counters(root, monkeypatch, params, user, status, said
 
 @pytest.mark.parametrize("units, paranoid, status, said", [
     ([], None, "note", "offers none"), (["software"], "2", "note", "hidden, as in most virtual machines"),
-    (["cpu", "software"], "4", "note", "perf_event_paranoid 4"), (["cpu"], "2", "ok", "no probe"),
-    (["cpu_core"], "garbage", "ok", "no probe"),
+    (["cpu", "software"], "4", "note", "perf_event_paranoid 4"), (["cpu"], "2", "ok", "the probe perf"),
+    (["cpu_core"], "garbage", "ok", "the probe perf"),
 ])
 def test_who_may_read_cpu_counters(root, units, paranoid, status, said):
     for unit in units:
@@ -374,38 +463,36 @@ def test_what_is_said_of_metrics_is_what_their_rows_say(monkeypatch):
     monkeypatch.setattr("kvlab.probes._base.last_level_cache", lambda: (2**20, "test"))     # few input copies: fast
     monkeypatch.setattr("kvlab.probes.ceilings.room_on", lambda device: (2**30, 2**20))
     one = trial("sdpa", Workload.decode(AttentionShape(8, 2, 64), kv_len=64))
-    probes = (KernelError(), FormatError(), Ceilings(samples=1), Timer(cap_s=0.02), Roofline(), Memory(), Nvml())
-    said, seen = by_name(_metrics.metrics()), set()
+    probes = (KernelError(), FormatError(), Ceilings(samples=1), Timer(cap_s=0.2), Roofline(), Memory(), Nvml())
+    said, seen = {}, set()
+    for check in _metrics.metrics():
+        source, named, words = check.found.partition(": ")
+        probe = source.removeprefix("from ") if source.startswith("from ") else None
+        said[check.name, probe] = words if probe else check.found
     for row in measure(Comparison((one,)), probes):
-        words = said[row["metric"]].found
+        words = said.get((row["metric"], row["source"])) or said[row["metric"], None]
         seen.add(row["metric"])
-        assert words.startswith(f"{row['kind']}: ") or row["metric"] == "read_amplification", (row["metric"], words)
+        assert words.startswith(f"{row['kind']}: ") or row["metric"].endswith("_amplification"), (row["metric"], words)
         if row["kind"] != "missing":
             method = row["method"] if row["kind"] == "measured" else row["method"].partition(":")[0]
             assert method.partition(",")[0] in words, (row["method"], words)
-    assert {"latency_s", "hbm_bytes", "peak_extra_bytes", "sm_utilization", "read_ceiling"} <= seen
+    assert {"latency_s", "hbm_bytes", "peak_extra_bytes", "power_instant", "read_ceiling"} <= seen
 
 
-def test_the_tables_name_nothing_that_does_not_exist_and_promise_no_probe():
+def test_the_tables_name_nothing_that_does_not_exist():
     from kvlab.probes import probes
-    said = by_name(_metrics.metrics())
-    assert set(_metrics.ROWS) <= {*said, *probes} and set(_metrics.BETTER) <= set(said)
-    for name in ("hbm_bytes", "sm_utilization"):
-        assert "no probe yet" in said[name].next_step and "GPM" in said[name].next_step
-    assert said["kv_to_weights"].found == "see its rows (study memory_wall)"
+    found = list(_metrics.metrics())
+    names = {check.name for check in found}
+    of_probes = {f"{probe}.{metric}" for probe in probes for metric in probes[probe].metrics}
+    assert set(_metrics.ROWS) <= {*names, *probes, *of_probes} and set(_metrics.BETTER) <= names
+    assert {check.name for check in found if check.found.startswith("see its rows (probe")} == set()
 
 
-def test_metrics_on_a_gpu_and_of_a_probe_that_is_in_no_table():
-    def said(name, origin, device, why=None):
-        return _metrics._check(name, origin, dict(clock="timer:thread_cpu", peak="counter:VmHWM", device=device,
-                                                  why={"other": why}))
-    assert said("latency_s", "probe timer", "cuda").found == "measured: timer:cuda_events, on cuda"
-    assert said("page_faults", "probe timer", "cuda").found == "missing: no probe reads it"
-    assert said("power", "probe nvml", "cuda").status == "ok" and said("power", "probe nvml", "cpu").status == "note"
-    assert said("peak_extra_bytes", "probe memory", "cpu").found == "measured: counter:VmHWM, on cpu"
-    assert said("new_metric", "probe new", "cpu").found == "see its rows (probe new)"
-    other = said("other_metric", "probe other", "cpu", why="needs luck")
-    assert (other.status, other.found) == ("note", "missing: needs luck")
+def test_a_metric_of_several_probes_has_a_line_for_each_and_its_need_is_said_once():
+    lines = [check for check in _metrics.metrics() if check.name == "hbm_bytes"]
+    assert {check.found.partition(": ")[0] for check in lines} >= {"from roofline", "from gpm", "from callgrind"}
+    assert [bool(check.next_step) for check in lines] == [True] + [False] * (len(lines) - 1)
+    assert "gpm" in lines[0].next_step and "ncu" in lines[0].next_step and "callgrind" in lines[0].next_step
 
 
 def test_a_new_probe_appears_by_itself():
@@ -462,7 +549,7 @@ def test_what_a_library_says_cannot_command_the_terminal(capsys):
 def test_next_steps_are_few_and_what_is_broken_comes_first():
     found = [Check("machine", "load", "note", "busy", "wait"),
              Check("libraries", "flashinfer", "note", "none", "a GPU"),
-             Check("metrics", "power", "note", "missing", "a GPU"),
+             Check("metrics", "power_instant", "note", "missing", "a GPU"),
              *(Check("software", f"p{i}", "problem", "broken", "mend it") for i in range(2))]
     assert next_steps(found) == ["p0: mend it", "p1: mend it", "load: wait"]
     assert next_steps(found[1:3]) == ["nothing is in the way; try: kvlab run memory_wall --size smoke"]

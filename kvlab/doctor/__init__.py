@@ -10,17 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from kvlab.doctor import _machine, _metrics, _software
+from kvlab.doctor import _gpus, _machine, _metrics, _software
 from kvlab.doctor._check import Check, deadline
 from kvlab.record.environment import portable
 
 GROUPS = ("software", "notebooks", "machine", "libraries", "commands", "metrics")
 # in the order of their lines; each is asked by itself, and one that fails is a line as well
 CHECKS: tuple[Callable[[], Check | Iterable[Check]], ...] = (
-    _software.versions, _software.torch, _software.gpus, _software.pynvml, _software.chinese, _software.encoding,
-    _software.kernel, _software.jupyter, _machine.processor, _machine.clocks, _machine.gpu_clocks, _machine.load,
-    _machine.memory, _machine.disk, _machine.writable, _machine.counters, _software.libraries, _machine.commands,
-    _metrics.metrics)
+    _software.versions, _software.torch, _software.gpus, _gpus.nvml, _software.pynvml, _software.chinese,
+    _software.encoding, _software.kernel, _software.jupyter, _machine.processor, _machine.clocks, _gpus.gpus,
+    _machine.load, _machine.memory, _machine.disk, _machine.writable, _machine.counters, _software.libraries,
+    _machine.commands, _metrics.metrics)
 
 
 def examine() -> list[Check]:
@@ -38,7 +38,7 @@ def _asked(ask: Callable) -> list[Check]:
         answer = ask()
         return [answer] if isinstance(answer, Check) else list(answer)
     except Exception as error:
-        group = {"_software": "software", "_machine": "machine", "_metrics": "metrics"}[ask.__module__.split(".")[-1]]
+        group = {"_software": "software", "_metrics": "metrics"}.get(ask.__module__.split(".")[-1], "machine")
         return [Check(group, ask.__name__.replace("_", " "), "problem",
                       f"could not be checked: {type(error).__name__}: {error}")]
 

@@ -69,28 +69,6 @@ def clocks() -> Check:
     return Check("machine", "CPU clock", "ok", f"{speed}, governor {governor or 'not told'}")
 
 
-def gpu_clocks() -> Iterator[Check]:
-    """Clocks of each GPU, and whether it is held back now."""
-    if not facts()["gpus"]:
-        return
-    import pynvml
-    held_back = {0x4: "power limit", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)",
-                 0x80: "power brake"}
-    pynvml.nvmlInit()
-    try:
-        for i in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(i)
-            clock = [f"{name} {pynvml.nvmlDeviceGetClockInfo(handle, which)} of "
-                     f"{pynvml.nvmlDeviceGetMaxClockInfo(handle, which)} MHz"
-                     for name, which in (("SM", pynvml.NVML_CLOCK_SM), ("memory", pynvml.NVML_CLOCK_MEM))]
-            mask = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-            why = [name for bit, name in held_back.items() if mask & bit]
-            yield Check("machine", f"GPU {i} clock", "note" if why else "ok",
-                        ", ".join(clock) + (f"; held back now: {', '.join(why)}" if why else ""))
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def load() -> Check:
     """What else runs: times of several threads are wall times, and other programs lengthen them."""
     cores, now = os.cpu_count() or 1, load_average()
@@ -157,13 +135,14 @@ def counters() -> Iterator[Check]:
     root = getattr(os, "geteuid", lambda: 1)() == 0
     admin_only = re.search(r"RmProfilingAdminOnly:\s*(\d)", read("proc/driver/nvidia/params"))
     if admin_only is None:
-        yield Check("machine", "GPU counters", "note", "no NVIDIA driver is loaded")
+        yield Check("machine", "GPU counters", "note", "the driver does not tell here who may read them: gpm and ncu "
+                    "will say" if facts()["gpus"] else "no NVIDIA driver is loaded")
     elif admin_only[1] == "0" or root:
         yield Check("machine", "GPU counters", "ok", "every user may read them" if admin_only[1] == "0" else
                     "only root may read them, and this is root")
     else:
         yield Check("machine", "GPU counters", "note", "only root may read them (RmProfilingAdminOnly)",
-                    "for ncu: run it as root or with CAP_PERFMON, or load the driver with "
+                    "for ncu and gpm: run as root or with CAP_PERFMON, or load the driver with "
                     "NVreg_RestrictProfilingToAdminUsers=0")
     units = _check.ROOT / "sys/bus/event_source/devices"
     paranoid = read("proc/sys/kernel/perf_event_paranoid").strip()
@@ -175,5 +154,5 @@ def counters() -> Iterator[Check]:
         yield Check("machine", "CPU counters", "note", f"shut to users (perf_event_paranoid {paranoid})",
                     "as root: sysctl kernel.perf_event_paranoid=1")
     else:
-        yield Check("machine", "CPU counters", "ok", f"perf_event_paranoid {paranoid or 'unknown'}; kvlab has no probe "
-                                                     "that reads them yet")
+        yield Check("machine", "CPU counters", "ok", f"perf_event_paranoid {paranoid or 'unknown'}; the probe perf "
+                                                     "reads those of the memory controllers, where they are")

@@ -1,13 +1,17 @@
 """Where each metric comes from on this machine, and what a better source would need."""
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kvlab.doctor._check import Check
 from kvlab.doctor._software import severity, torch_child
 
-# a probe, or a metric that differs from its probe's others -> kind and method of its rows on a CPU and on a GPU, ""
-# where there are none: no probe can say it before it has measured. {clock} and {peak}: what it would use here
+# a probe, or a metric that differs from its probe's others (`probe.metric` where several probes read it) -> kind and
+# method of its rows on a CPU and on a GPU, "" where there are none: no probe can say it before it has measured. {clock}
+# and {peak}: what it would use here
+_UNSPLIT = ("", "missing: the counter does not tell reads from writes")
 ROWS = {
     "kernel_error": ("measured: derived, distance from attention in fp64",) * 2,
     "format_error": ("measured: derived, distance from attention in fp64",) * 2,
@@ -15,6 +19,9 @@ ROWS = {
     "ceilings": ("measured: timer",) * 2,
     "timer": ("measured: {clock} for one thread, timer:wall for several", "measured: timer:cuda_events"),
     "prepare_s": ("measured: timer:wall",) * 2,
+    "latency_graph_s": ("", "measured: timer:cuda_graph"),
+    "cycles": ("", "measured: derived, time × SM clock"),
+    "throttled_samples": ("", "measured: sensor of NVML"),
     "page_faults": ("measured: counter:getrusage", ""), "system_time_share": ("measured: counter:getrusage", ""),
     "memory": ("measured: {peak}", "measured: counter:cuda_allocator"),
     "gradient_bytes": ("measured: counter:saved_tensors",) * 2,
@@ -22,16 +29,35 @@ ROWS = {
     "torch_profile": ("measured: profiler:torch",) * 2,
     "operator_bytes": ("modelled: formula:recorded shapes",) * 2,
     "profiled_flops": ("modelled: formula:variant.cost",) * 2,
-    "nvml": ("", "measured: sensor of NVML"), "sm_utilization": ("", ""),
+    "kernel_launches": ("", "measured: profiler:torch"),
+    "modelled_occupancy": ("", "modelled: Kineto's occupancy, from launch sizes"),
+    "nvml": ("", "measured: sensor of NVML"),
+    "gpm": ("", "measured: derived from the counter's share of the bus, calibrated by a copy and a read"),
+    "gpm.hbm_read_bytes": _UNSPLIT, "gpm.hbm_write_bytes": _UNSPLIT, "gpm.read_amplification": _UNSPLIT,
+    **dict.fromkeys(("gpm.sm_utilization", "gpm.sm_occupancy", "gpm.tensor_utilization", "gpm.dram_utilization"),
+                    ("", "measured: counter of NVML (GPM)")),
+    "ncu": ("", "measured: counter of Nsight Compute, on request"),
+    "callgrind": ("simulated: cache simulator (valgrind), on request", ""),
+    "perf": ("measured: counter of the memory controllers, of the whole system, on request", ""),
 }
-_BYTES = ("measured bytes have no probe yet; they need an NVIDIA GPU of Hopper or newer (GPM counters) or ncu, on a "
-          "CPU memory-controller counters, which virtual machines hide")
+_GPM_OR_NCU = "an NVIDIA GPU: of Hopper or newer for gpm, any with the right to read its counters for ncu"
+_COUNTED = (f"a count of bytes needs {_GPM_OR_NCU}; on a CPU callgrind simulates bytes, and perf counts them where the "
+            "machine shows its memory controllers")
 _FLOPS = "measured flops have no probe yet; they need ncu and the right to read GPU counters"
+_NVIDIA = "it needs an NVIDIA GPU with its driver"
 BETTER = {
-    **dict.fromkeys(("hbm_read_bytes", "hbm_write_bytes", "hbm_bytes", "read_amplification", "operator_bytes"), _BYTES),
+    **dict.fromkeys(("hbm_read_bytes", "hbm_write_bytes", "hbm_bytes", "read_amplification", "traffic_amplification",
+                     "traffic_to_model", "operator_bytes"), _COUNTED),
     **dict.fromkeys(("executed_flops", "profiled_flops"), _FLOPS),
-    "sm_utilization": "it has no probe yet; it needs an NVIDIA GPU of Hopper or newer (GPM counters) or ncu",
-    **dict.fromkeys(("gpu_busy_fraction", "power"), "it needs an NVIDIA GPU with its driver"),
+    **dict.fromkeys(("sm_utilization", "sm_occupancy", "tensor_utilization"),
+                    f"it needs {_GPM_OR_NCU}"),
+    **dict.fromkeys(("dram_utilization", "gpm_kappa"), "it needs an NVIDIA GPU of Hopper or newer (GPM)"),
+    **dict.fromkeys(("cold_share", "kernel_cold_read_bytes", "kernel_cold_write_bytes", "l2_hit_rate",
+                     "kernels_per_call"), "it needs an NVIDIA GPU, ncu, and the right to read GPU counters"),
+    **dict.fromkeys(("gpu_busy_fraction", "memory_busy_fraction", "power_instant", "power_average", "idle_power",
+                     "energy_per_call", "sm_clock", "memory_clock", "temperature", "throttled_share", "memory_used",
+                     "memory_reserved", "ecc_errors", "other_processes", "latency_graph_s", "cycles",
+                     "throttled_samples", "kernel_launches", "modelled_occupancy"), _NVIDIA),
 }
 
 
@@ -51,24 +77,28 @@ def ask(device: str) -> dict:
 
 
 def metrics() -> Iterator[Check]:
-    """One check per metric of `kvlab ls metrics`: a source, or why there is none here."""
+    """One check per metric and source of `kvlab ls metrics`: what its rows are, or why there are none here."""
     known = torch_child()
     if "metrics" not in known:
         yield Check("metrics", "all metrics", severity(known["ended"]),
                     f"the probes cannot be asked: their process {known['ended']}")
         return
+    sources, said = Counter(metric["name"] for metric in known["metrics"]), set()
     for metric in known["metrics"]:
-        yield _check(metric["name"], metric["origin"], known)
+        found = _check(metric["name"], metric["origin"], known, shared=sources[metric["name"]] > 1)
+        yield replace(found, next_step="") if found.name in said else found      # said once of each metric
+        said.add(found.name)
 
 
-def _check(name: str, origin: str, known: dict) -> Check:
+def _check(name: str, origin: str, known: dict, shared: bool = False) -> Check:
+    """shared: several probes read the metric, so that the line says which of them it is about."""
     device, (what, _, of) = known["device"], origin.partition(" ")
     probe = of if what == "probe" else ""
-    rows = ROWS.get(name, ROWS.get(probe))
+    rows = ROWS.get(f"{probe}.{name}", ROWS.get(name, ROWS.get(probe)))
     text = f"see its rows ({origin})"
     if rows is not None:
         text = rows[device == "cuda"] and f"{rows[device == 'cuda'].format(**known)}, on {device}"
-    why = known["why"].get(probe)
+    why, by = known["why"].get(probe), f"from {probe}: " if shared else ""
     if why or not text:
-        return Check("metrics", name, "note", f"missing: {why or 'no probe reads it'}", BETTER.get(name, ""))
-    return Check("metrics", name, "ok", text, BETTER.get(name, ""))
+        return Check("metrics", name, "note", f"{by}missing: {why or 'no probe reads it'}", BETTER.get(name, ""))
+    return Check("metrics", name, "note" if text.startswith("missing") else "ok", by + text, BETTER.get(name, ""))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kvlab.attention import Comparison, Inputs, Trial
 from kvlab.kv.cache import Layout
+from kvlab.probes._device import guarded
 from kvlab.record.environment import cpu_name, free_memory, last_level_cache
 from kvlab.record.reading import Reading, failed, missing
 from kvlab.registry import Registry
@@ -104,9 +105,9 @@ class Bench:
         return next((r for t, r in self.readings if t == trial and r.metric == metric and r.kind == kind), None)
 
     def relabel(self, trial: Trial, source: str, cache_state: str) -> None:
-        """Say anew what the caches held in the readings that a probe took of a trial: a counter has looked."""
-        self.readings = [(t, replace(r, cache_state=cache_state) if t == trial and r.source == source and r.cache_state
-                          else r) for t, r in self.readings]
+        """Say anew what the caches held in a probe's unverified cold readings of a trial: a counter has looked."""
+        self.readings = [(t, replace(r, cache_state=cache_state) if t == trial and r.source == source
+                          and r.cache_state == "cold (unverified)" else r) for t, r in self.readings]
 
     def check(self, trial: Trial, output: Tensor, expected: Tensor, tolerance: float,
               rows: Tensor | None = None) -> float:
@@ -190,21 +191,25 @@ def measure(comparison: Comparison, chosen: Sequence[Probe] | None = None, *, ar
     chosen: None is every probe that does not run on request only; those that `watch.also` names come in addition.
     What cannot run leaves a row that says why: `skipped` (why_not), `missing` (a probe's hardware), `failed`, `oom`.
     A trial that fails kernel_error gets `failed` rows from every later probe. Nothing is dropped silently.
+    A GPU is locked against other processes of kvlab meanwhile; where processes of others are on it before or after,
+    each measured row's note says "contended".
     """
     import torch
-    watch = watch or Watch()
+    watch, device = watch or Watch(), comparison.device
     chosen = in_order(with_also(chosen, watch.also))
-    threads = torch.get_num_threads()
+    threads, on_gpu = torch.get_num_threads(), _on_gpu(device)
+    guard = guarded(device if on_gpu else "cpu", lambda words: watch.at("", words))
     torch.set_num_threads(comparison.trials[0].threads)
     try:
-        with torch.no_grad(), torch.cuda.device(comparison.device) if _on_gpu(comparison.device) else nullcontext():
+        with guard as beside, torch.no_grad(), torch.cuda.device(device) if on_gpu else nullcontext():
             bench = _open(comparison, chosen, artifacts, watch)
             for probe in chosen:
                 bench.stage = probe.name
                 _run(probe, bench)
+            said = beside()
     finally:
         torch.set_num_threads(threads)
-    return _rows(bench)
+    return _rows(bench, said)
 
 
 def _on_gpu(device: str) -> bool:
@@ -288,10 +293,13 @@ def hardware(device: str) -> str:
     return torch.cuda.get_device_name(device)
 
 
-def _rows(bench: Bench) -> list[dict]:
+def _rows(bench: Bench, beside: str = "") -> list[dict]:
+    """The readings with their context. beside: what the note of every measured one must say of the device."""
     named = hardware(bench.comparison.device)
     paths, rows = {}, []
     for trial, reading in bench.readings:
+        if beside and reading.kind == "measured":
+            reading = replace(reading, note="; ".join(filter(None, [reading.note, beside])))
         if trial is None:
             context = dict(case_id=bench.comparison.comparison_id, **bench.comparison.columns())
             scope = "comparison"

@@ -27,7 +27,14 @@ MEANING = {
 
 
 class Unavailable(Exception):
-    """NVML does not answer; the message is the reason in words, for the note of a missing reading."""
+    """NVML does not answer; the message is the reason in words, for the note of a missing reading.
+
+    code: NVML's own number of the error; None where the answer itself is no value.
+    """
+
+    def __init__(self, words: str, code: int | None = None):
+        super().__init__(words)
+        self.code = code
 
 
 class Gpu:
@@ -45,12 +52,10 @@ class Gpu:
         Raises Unavailable with the reason where NVML refuses, or the answer is one of its "no value" marks.
         """
         try:
-            answer = _plain(getattr(self.nvml, f"nvml{function}")(self.handle, *arguments))
-        except self.nvml.NVMLError as error:
-            self._hear(function, arguments, dict(error=error.value))
-            raise Unavailable(reason(error)) from None
-        except AttributeError:                                       # nvidia-ml-py itself is too old
-            raise Unavailable(f"the installed nvidia-ml-py has no {function}: install a newer one") from None
+            answer = _plain(self._call(function, self.handle, *arguments))
+        except Unavailable as why:
+            self._hear(function, arguments, dict(error=why.code))
+            raise
         self._hear(function, arguments, dict(answer=answer))
         if answer == NOT_MEANT:
             raise Unavailable("NVML answers that it has no value")
@@ -60,25 +65,26 @@ class Gpu:
         """Value of one of NVML's numbered fields (NVML_FI_…); Unavailable as in `ask`."""
         (one,) = self.ask("DeviceGetFieldValues", [number])
         if one["nvmlReturn"]:
-            raise Unavailable(_words(one["nvmlReturn"], f"field {number}"))
+            raise Unavailable(_words(one["nvmlReturn"], f"field {number}"), one["nvmlReturn"])
         if one["value"] is None or one["value"] == NOT_MEANT:
             raise Unavailable("NVML answers that it has no value")
         return one["value"]
 
     def gpm_sample(self):
         """A sample of the GPU's performance counters now (Hopper and newer). Free it with `free`."""
-        sample = self._call("GpmSampleAlloc")
+        sample = None
         try:
-            if self.heard is not None:
-                self._hear("GpmSampleGet", (), dict(answer=None))
-            slice_of = self.slice_of
+            sample, slice_of = self._call("GpmSampleAlloc"), self.slice_of
             if slice_of is None:
                 self._call("GpmSampleGet", self.handle, sample)
             else:
                 self._call("GpmMigSampleGet", *slice_of, sample)
-        except Unavailable:
-            self.free(sample)
+        except Unavailable as why:
+            self._hear("GpmSampleGet", (), dict(error=why.code))
+            if sample is not None:
+                self.free(sample)
             raise
+        self._hear("GpmSampleGet", (), dict(answer=None))
         return sample
 
     def free(self, sample) -> None:
@@ -94,7 +100,11 @@ class Gpu:
         asked.sample1, asked.sample2 = before, after
         for place, number in enumerate(metrics.values()):
             asked.metrics[place].metricId = number
-        self._call("GpmMetricsGet", asked)
+        try:
+            self._call("GpmMetricsGet", asked)
+        except Unavailable as why:
+            self._hear("GpmMetricsGet", tuple(metrics.values()), dict(error=why.code))
+            raise
         told = [(asked.metrics[i].nvmlReturn, asked.metrics[i].value) for i in range(len(metrics))]
         self._hear("GpmMetricsGet", tuple(metrics.values()), dict(answer=told))
         return {name: _gpm_value(*one) for name, one in zip(metrics, told)}
@@ -117,13 +127,15 @@ class Gpu:
         return self if slice_of is None else Gpu(self.nvml, slice_of[0], self.heard)
 
     def _call(self, function: str, *arguments):
+        call, old = getattr(self.nvml, f"nvml{function}", None), self.nvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        if call is None:
+            raise Unavailable(f"the installed nvidia-ml-py has no {function}: install a newer one", old)
         try:
-            return getattr(self.nvml, f"nvml{function}")(*arguments)
+            return call(*arguments)
         except self.nvml.NVMLError as error:
-            self._hear(function, (), dict(error=error.value))
-            raise Unavailable(reason(error)) from None
-        except AttributeError:
-            raise Unavailable(f"the installed nvidia-ml-py has no {function}: install a newer one") from None
+            raise Unavailable(reason(error), error.value) from None
+        except getattr(self.nvml, "NVMLLibraryMismatchError", ()):   # what some calls make of a missing function
+            raise Unavailable(_words(old, function), old) from None
 
     def _hear(self, function, arguments, outcome: dict) -> None:
         if self.heard is not None:
@@ -158,7 +170,7 @@ def opened() -> Iterator:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise Unavailable(reason(error)) from None
+        raise Unavailable(reason(error), error.value) from None
     try:
         yield pynvml
     finally:
@@ -212,6 +224,10 @@ def _plain(value):
         return value.decode(errors="replace")
     if isinstance(value, list | tuple | ctypes.Array):
         return [_plain(one) for one in value]
+    if isinstance(value, ctypes._SimpleCData):
+        return value.value
+    if hasattr(value, "usedGpuMemory"):                              # a process, which pynvml makes an own object of
+        return dict(pid=value.pid, bytes=value.usedGpuMemory)
     if isinstance(value, ctypes.Structure):
         if hasattr(value, "valueType"):                              # a field value or a sample: a union by type
             return _typed(value)
@@ -263,13 +279,13 @@ class Replayed(Gpu):
 
     def _next(self, function, arguments):
         for place, one in enumerate(self.left):
-            if one["call"] == function and (one["arguments"] == arguments or "error" in one and not one["arguments"]):
+            if one["call"] == function and one["arguments"] == arguments:
                 # the last answer of its kind stays, so that a reader may ask more often than the recorder did
                 again = any(o["call"] == function and o["arguments"] == one["arguments"]
                             for o in self.left[place + 1:])
                 if again:
                     self.left.pop(place)
                 if "error" in one:
-                    raise Unavailable(_words(one["error"], "recorded"))
+                    raise Unavailable(_words(one["error"], "recorded"), one["error"])
                 return one["answer"]
         raise Unavailable(f"the recording holds no answer of {function}{tuple(arguments)}")
