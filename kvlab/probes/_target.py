@@ -2,12 +2,19 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from kvlab.registry import case_from
+
+# what Nsight Compute, Nsight Systems and Compute Sanitizer set for the program that they start. Undocumented; seen in
+# public code that asks for them (FlashMLA, vecmem, traccc)
+STARTED_BY = ("NV_COMPUTE_PROFILER_PERFWORKS_DIR", "NV_NSIGHT_INJECTION_PORT_BASE",
+              "NV_NSIGHT_INJECTION_TRANSPORT_TYPE", "CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID",
+              "NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN")
 
 
 def write(case, path: Path, **settings) -> Path:
@@ -37,3 +44,10 @@ def targets(case, copies: int = 1) -> Iterator[tuple[str, list[Callable]]]:
     inputs = case.inputs(copies)
     for trial in case.trials:
         yield trial.case_id, trial.prepare(inputs[trial.kv_format, trial.layout])
+
+
+def under_ncu() -> str | None:
+    """Why no second profiler may start here: ncu or another of NVIDIA's tools runs this process; None if none does."""
+    found = next((name for name in STARTED_BY if os.environ.get(name)), None)
+    return found and (f"this process runs under Nsight or another of NVIDIA's tools ({found} is set), and a GPU takes "
+                      "one profiler at a time: run kvlab without it")
