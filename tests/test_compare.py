@@ -15,7 +15,7 @@ import kvlab.comparing
 from kvlab.attention import Comparison, trial
 from kvlab.cli import main
 from kvlab.comparing import as_json, compare, print_comparison, summary
-from kvlab.comparing._ratio import Limits, interval, ratio_interval, verdict
+from kvlab.comparing._ratio import Limits, in_cycles, interval, ratio_interval, verdict
 from kvlab.kv.cache import Layout
 from kvlab.record.environment import Manifest
 from kvlab.record.reading import Reading, failed, missing
@@ -38,8 +38,8 @@ SHAPE = AttentionShape(8, 2, 64)
 
 def reading(seconds, **more):
     """A measured time whose interval is 1 % wide on both sides."""
-    return Reading("latency_s", seconds, "s", "measured", method="timer:thread_cpu", source="timer", hardware="a CPU",
-                   **{**dict(low=seconds * 0.99, high=seconds * 1.01, n=60), **more})
+    return Reading("latency_s", seconds, "s", "measured", source="timer", hardware="a CPU",
+                   **{**dict(method="timer:thread_cpu", low=seconds * 0.99, high=seconds * 1.01, n=60), **more})
 
 
 def samples(seconds, rng, rounds=4, per_round=15):
@@ -268,6 +268,91 @@ def test_a_file_of_results_has_no_environment_and_differing_clocks_are_said(make
     assert found.attrs["warnings"][:2] == ["hardware differs: a CPU / else",
                                            "the environment of readings.parquet is unknown: it is no run directory"]
     assert "method: timer:thread_cpu / timer:wall" in found["note"][0]
+
+
+# ------------------------------------------------------------------------------------------------ cycles and sources
+
+def on_gpu(seconds, hz, spread=0.01, **more):
+    """A time and its cycles on a GPU whose clock stood within the spread."""
+    time = reading(seconds, method="timer:cuda_events", **more)
+    cycles = Reading("cycles", seconds * hz, "count", "measured", method="derived", source="timer",
+                     low=time.low * hz * (1 - spread), high=time.high * hz * (1 + spread))
+    return [time, cycles]
+
+
+@pytest.mark.parametrize("hz, said, note", [
+    (1.5e9, "SLOWER", ""),                                           # the same clock
+    (1.25e9, "AMBIGUOUS", "time separates, cycles do not: the clocks differed; "),      # the same number of cycles
+    (1.0e9, "AMBIGUOUS", "time separates, cycles do not: the clocks differed; "),       # fewer cycles
+    (1.9e9, "SLOWER", "")])
+def test_slower_needs_time_and_cycles(make, hz, said, note):
+    one = trials(["sdpa"])[0]
+    a = make({one: on_gpu(1.0, 1.5e9)}, run_id="20260101T000000Z-aaaaaa")
+    b = make({one: on_gpu(1.2, hz)}, run_id="20260102T000000Z-aaaaaa")
+    found, back = compare(a, b).iloc[0], compare(b, a).iloc[0]
+    assert found["verdict"] == said and found["note"] == note + "from the stored intervals"
+    assert back["verdict"] == {"SLOWER": "FASTER"}.get(said, said)
+    assert compare(a, b, metric="cycles")["kind"].tolist() == ["measured"]
+
+
+def test_time_alone_decides_where_a_side_has_no_cycles_and_the_clocks_scatter_widens_the_interval(make):
+    one = trials(["sdpa"])[0]
+    a = make({one: on_gpu(1.0, 1.5e9)}, run_id="20260101T000000Z-aaaaaa")
+    b = make({one: [on_gpu(1.2, 1.0e9)[0], missing("cycles", "count", "no NVML")]}, run_id="20260102T000000Z-aaaaaa")
+    c = make({one: on_gpu(1.2, 1.5e9, spread=0.1)}, run_id="20260103T000000Z-aaaaaa")
+    assert compare(a, b)["verdict"].tolist() == ["SLOWER"]
+    assert compare(a, c)["verdict"].tolist() == ["AMBIGUOUS"]        # 1.2 / 1.1 is no clear distance from 1
+
+
+def test_the_interval_in_cycles_is_that_in_time_times_that_of_the_clocks():
+    time, cycles = dict(value=2.0, low=1.0, high=4.0), dict(value=20.0, low=8.0, high=48.0)       # clock 8 to 12
+    bare = dict(value=2.0, low=None, high=None)
+    assert in_cycles(1.5, 2.0, time, time, cycles, cycles) == (pytest.approx(1.5 * 8 / 12), pytest.approx(2.0 * 12 / 8))
+    assert in_cycles(1.5, 2.0, bare, bare, {**bare, "value": 4.0}, {**bare, "value": 6.0}) == (2.25, 3.0)
+
+
+def test_throttled_samples_count_in_the_ratio_only_if_they_count_in_the_reading(make):
+    one = trials(["sdpa"])[0]
+    rng = np.random.default_rng(0)
+    kept = [rng.normal(1.0, 0.01, 15) for _ in range(4)]
+    slow = [rng.normal(3.0, 0.01, 100)]
+    for n, ratio in ((60, 1.0), (160, 3.0)):
+        a = make({one: (reading(1.0), kept)}, run_id=f"20260101T000000Z-aaaa{n:02x}")
+        b = make({one: (reading(ratio, n=n), kept + slow)}, run_id=f"20260102T000000Z-bbbb{n:02x}")
+        path = next((b / "samples").iterdir())
+        frame = pd.read_parquet(path)
+        flags = pd.array([None if r == 0 else r == 4 for r in frame["round"]], "boolean")        # None: nobody looked
+        frame.assign(throttled=flags).to_parquet(path)
+        found = compare(a, b).iloc[0]
+        assert ratio * 0.98 < found["low"] < found["high"] < ratio * 1.02 or n == 160 and found["high"] > 2.5
+        assert found["note"] == ""                                   # from the samples
+
+
+def traffic(value, source, method, kind="measured"):
+    return Reading("hbm_bytes", value, "B", kind, method=method, source=source, low=value * 0.99, high=value * 1.01)
+
+
+def test_of_several_sources_those_that_both_sides_have_are_compared_and_the_strongest_of_them(make):
+    one = trials(["sdpa"])[0]
+    ncu, gpm, model = ((1.0, "ncu", "counter"), (1.1, "gpm", "derived"), (0.9, "roofline", "formula", "modelled"))
+    a = make({one: [traffic(*model), traffic(*gpm), traffic(*ncu)]}, run_id="20260101T000000Z-aaaaaa")
+    b = make({one: [traffic(2.2, *gpm[1:])]}, run_id="20260102T000000Z-aaaaaa")
+    c = make({one: [traffic(3.0, "perf", "counter")]}, run_id="20260103T000000Z-aaaaaa")
+    d = make({one: [traffic(*model)]}, run_id="20260104T000000Z-aaaaaa")
+    same = compare(a, a, metric="hbm_bytes")
+    assert same["a"].tolist() == [1.0] and same["verdict"].tolist() == ["SAME"]
+    apart = compare(a, b, metric="hbm_bytes").iloc[0]
+    assert (apart["a"], apart["b"], apart["verdict"]) == (1.1, 2.2, "MORE") and "source" not in apart["note"]
+    other = compare(a, c, metric="hbm_bytes").iloc[0]
+    assert (other["a"], other["b"]) == (1.0, 3.0) and "source: ncu / perf" in other["note"]
+    assert compare(a, d, metric="hbm_bytes").attrs["kinds_differ"] == ["the only case: measured in A, modelled in B"]
+
+
+def test_several_sources_do_not_make_a_variants_own_layout_several(make):
+    plain, paged = trials(["sdpa"])[0], trials(["paged"])[0]
+    rows = [traffic(1.0, "ncu", "counter"), traffic(1.1, "gpm", "derived")]
+    found = compare("sdpa", "paged", metric="hbm_bytes", run=make({plain: rows, paged: rows}))
+    assert "block_size" not in found and found["verdict"].tolist() == ["SAME"]
 
 
 # ------------------------------------------------------------------------------------------------ two variants

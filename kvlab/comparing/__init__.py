@@ -8,10 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.comparing._ratio import Limits, interval, verdict
+from kvlab.comparing._ratio import Limits, in_cycles, interval, verdict
 from kvlab.comparing._sides import Side, differences, sides
-from kvlab.record.reading import COLUMNS, CONTEXT, KINDS
+from kvlab.record.reading import COLUMNS, CONTEXT
 from kvlab.record.statistics import aa_resolution
+from kvlab.record.wide import strength
 from kvlab.registry import no_such
 from kvlab.units import display
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MARGIN = 0.05
+ONCE = ("kind", "source", "method")                     # a case has one reading of a metric for each of these
 VERDICTS = ("FASTER", "SLOWER", "LESS", "MORE", "SAME", "AMBIGUOUS")
 LAYOUT = ("block_size", "page_order")
 # what a row is about: all of its context but ids and what follows from the rest, and which part was looked at
@@ -38,9 +40,11 @@ def compare(a, b, *, metric: str = "latency_s", run=None, by: Sequence[str] | No
     held the ratio 1 of the same trial minutes apart in 55 to 76 % only (`.attrs["interval"]` says which).
     verdict: SAME where the whole interval lies within the margin of 1, never where an A/A pair differs by more than
     that margin; FASTER or SLOWER (LESS, MORE where it is no time) where the whole interval is further from 1 than the
-    A/A resolution (without an A/A pair, and between two runs, the margin, if that is larger); else AMBIGUOUS. `.attrs`
-    also says what was compared, what only one of them has, and how their environments differ. Refused: unknown names
-    (KeyError), a margin below 0, columns in `by` that leave several rows to a case (ValueError).
+    A/A resolution (without an A/A pair, and between two runs, the margin, if that is larger); else AMBIGUOUS. A
+    latency_s whose cycles are known on both sides is FASTER or SLOWER only where the cycles are too: else the clocks
+    differed. A metric of several sources is compared between those of one source, the strongest (kind, then method)
+    that both have. `.attrs` also says what was compared, what only one of them has, and how their environments differ.
+    Refused: unknown names (KeyError), a margin below 0, columns in `by` that leave several rows to a case (ValueError).
     """
     import pandas as pd
     if not 0 <= margin < 1:
@@ -53,12 +57,14 @@ def compare(a, b, *, metric: str = "latency_s", run=None, by: Sequence[str] | No
     cases_a, cases_b = (_cases(side, metric, about, whole) for side in (side_a, side_b))
     resolution = _resolution((side_a, side_b), metric)
     limits = Limits(margin, resolution, between_runs=not variants)
-    both = [(one, cases_b[key]) for key, one in cases_a.items() if key in cases_b]
-    found = [{**{name: one[name] for name in about}, **_judged(side_a, one, side_b, other, limits)}
-             for one, other in both if one["kind"] == other["kind"]]
+    both = {key: _pair(cases_a[key], cases_b[key]) for key in cases_a if key in cases_b}
+    cycles = [_cases(side, "cycles", about, whole) if metric == "latency_s" else {} for side in (side_a, side_b)]
+    found = [{**{name: one[name] for name in about},
+              **_judged(side_a, one, side_b, other, limits, [side[key][0] for side in cycles if key in side])}
+             for key, (one, other) in both.items() if one["kind"] == other["kind"]]
     table = pd.DataFrame(found, columns=[*about, "kind", "a", "b", "ratio", "low", "high", "verdict", "note"])
     table = table.astype({name: COLUMNS[name] for name in about} | dict.fromkeys(("ratio", "low", "high"), "float64"))
-    rows = [*cases_a.values(), *cases_b.values()]
+    rows = [rows[0] for cases in (cases_a, cases_b) for rows in cases.values()]
     told = [name for name in about if len({row[name] for row in rows}) > 1]
     missing_a, missing_b = (dict(_keyed(_rows(side, metric, missing=True), about, whole)) for side in (side_a, side_b))
     table.attrs.update(
@@ -66,10 +72,10 @@ def compare(a, b, *, metric: str = "latency_s", run=None, by: Sequence[str] | No
         unit=rows[0]["unit"] if rows else "", margin=margin, resolution=resolution, resolves_margin=limits.resolves,
         beyond=limits.beyond, interval="95 % interval" if variants else "within-run interval",
         warnings=_warnings(side_a, side_b, about, variants, metric, resolution),
-        kinds_differ=[f"{_label(one, told)}: {one['kind']} in A, {other['kind']} in B" for one, other in both
+        kinds_differ=[f"{_label(one, told)}: {one['kind']} in A, {other['kind']} in B" for one, other in both.values()
                       if one["kind"] != other["kind"]],
-        only_in_a=[_label(row, told, missing_b.get(key)) for key, row in cases_a.items() if key not in cases_b],
-        only_in_b=[_label(row, told, missing_a.get(key)) for key, row in cases_b.items() if key not in cases_a])
+        only_in_a=[_label(row, told, missing_b.get(key)) for key, (row, *_) in cases_a.items() if key not in cases_b],
+        only_in_b=[_label(row, told, missing_a.get(key)) for key, (row, *_) in cases_b.items() if key not in cases_a])
     return table
 
 
@@ -82,7 +88,7 @@ def _columns(by, both, metric, variants) -> tuple[str, ...]:
         return tuple(by)
     about = tuple(name for name in ABOUT if not variants or name != "variant")
     short = tuple(name for name in about if name not in LAYOUT)
-    if variants and not any(_rows(side, metric).duplicated(["comparison_id", *short, "kind"]).any()
+    if variants and not any(_rows(side, metric).duplicated(["comparison_id", *short, *ONCE]).any()
                             for side in both):
         return short                                     # each variant has its own layout: it is part of the variant
     return about
@@ -100,20 +106,29 @@ def _keyed(rows: pd.DataFrame, about, whole: bool) -> Iterator[tuple[tuple, dict
         yield tuple(row[name] for name in about) + ((_rest(row["case"], about),) if whole else ()), row
 
 
-def _cases(side: Side, metric: str, about, whole: bool) -> dict[tuple, dict]:
-    """Key -> row, of the strongest kind that the case has."""
-    cases: dict[tuple, dict] = {}
+def _cases(side: Side, metric: str, about, whole) -> dict[tuple, list[dict]]:
+    """Key -> rows, strongest first: at most one of a kind, source and method."""
+    cases: dict[tuple, list[dict]] = {}
     for key, row in _keyed(_rows(side, metric), about, whole):
-        seen = cases.get(key)
-        if seen is not None and seen["kind"] == row["kind"]:
+        seen = next((s for s in cases.get(key, ()) if all(s[name] == row[name] for name in ONCE)), None)
+        if seen is not None:
             apart = [name for name in (*CONTEXT, "scope")
                      if seen[name] != row[name] and name not in ("case_id", "case")]
             advice = f"they differ in {', '.join(apart)}: add that to the columns to compare by" if apart else (
                 "no column tells them apart, so that they cannot be compared")
             raise ValueError(f"{side.name} has several readings of {metric} for {_label(row, about)}; {advice}")
-        if seen is None or KINDS.index(row["kind"]) < KINDS.index(seen["kind"]):
-            cases[key] = row
-    return cases
+        cases.setdefault(key, []).append(row)
+    return {key: sorted(rows, key=lambda row: strength(row["kind"], row["method"])) for key, rows in cases.items()}
+
+
+def _pair(ones: list[dict], others: list[dict]) -> tuple[dict, dict]:
+    """The rows of A and B to compare: of their strongest kind and of one source if both have it, else the strongest."""
+    if ones[0]["kind"] == others[0]["kind"]:
+        for one in ones:
+            for other in others:
+                if one["kind"] == other["kind"] == ones[0]["kind"] and one["source"] == other["source"]:
+                    return one, other
+    return ones[0], others[0]
 
 
 @lru_cache(maxsize=4096)
@@ -143,14 +158,18 @@ def _resolution(both, metric: str) -> float | None:
     return max((float(max(high, 1 / low)) - 1 for _, low, high in pairs), default=None)
 
 
-def _judged(side_a, one, side_b, other, limits: Limits) -> dict:
-    """Values, ratio, interval and verdict of one case."""
+def _judged(side_a, one, side_b, other, limits: Limits, cycles: list[dict]) -> dict:
+    """Values, ratio, interval and verdict of one case. cycles: their rows, where sides have them."""
     low, high, remark = interval(side_a, one, side_b, other)
     differ = [f"{name}: {one[name] or 'none'} / {other[name] or 'none'}"
-              for name in ("method", "cache_state", "denominator") if one[name] != other[name]]
+              for name in ("source", "method", "cache_state", "denominator") if one[name] != other[name]]
     said = verdict(low, high, limits, one["unit"] == "s")
     noisy = "" if limits.resolves or said != "AMBIGUOUS" else (
         f"the run cannot resolve the margin: A/A {100 * limits.resolution:.1f} %, margin {100 * limits.margin:.1f} %")
+    if said in ("FASTER", "SLOWER") and len(cycles) == 2:
+        in_time, said = said, verdict(*in_cycles(low, high, one, other, *cycles), limits, True)
+        if said != in_time:
+            said, noisy = "AMBIGUOUS", "time separates, cycles do not: the clocks differed"
     return dict(kind=one["kind"], a=one["value"], b=other["value"],
                 ratio=other["value"] / one["value"] if one["value"] else None, low=low, high=high, verdict=said,
                 note="; ".join(filter(None, [noisy, remark, *differ])))

@@ -81,6 +81,21 @@ def interval(side_a: Side, one: dict, side_b: Side, other: dict) -> tuple[float 
     return low_b / high_a, high_b / low_a if low_a else math.inf, "" if exact else "from the stored intervals"
 
 
+def in_cycles(low: float, high: float, one: dict, other: dict, cycles_a: dict, cycles_b: dict) -> tuple[float, float]:
+    """The interval of B / A in cycles, from that in time: the clock of each side is its cycles over its time.
+
+    An end of a side without an interval is its value.
+    """
+    (low_a, high_a), (low_b, high_b) = ([_end(cycles, end) / _end(time, end) for end in ("low", "high")]
+                                        for time, cycles in ((one, cycles_a), (other, cycles_b)))
+    return low * low_b / high_a, high * high_b / low_a
+
+
+def _end(row: dict, end: str) -> float:
+    """An end of a row's interval, 1e-300 at the least so that it divides."""
+    return max(row["value"] if row[end] is None else row[end], 1e-300)
+
+
 def ratio_interval(a: list, b: list, together: bool, draws: int = 1000) -> tuple[float, float]:
     """95 % bootstrap interval of median(b) / median(a); a and b are lists of rounds, each an array of samples.
 
@@ -107,7 +122,10 @@ def ratio_interval(a: list, b: list, together: bool, draws: int = 1000) -> tuple
 
 
 def _samples(side: Side, row: dict) -> list | None:
-    """Samples of the case by round; None where the run kept none, or none that can be read."""
+    """Samples of the case by round; None where the run kept none, or none that can be read.
+
+    Without those taken while the GPU was slowed down, if the reading is without them: its n tells.
+    """
     if side.run is None or not row["artifact"]:
         return None
     path = (side.run / row["artifact"]).resolve()
@@ -117,6 +135,8 @@ def _samples(side: Side, row: dict) -> list | None:
     if frame is None:
         return None
     own = frame[frame["case_id"] == row["case_id"]]
+    if len(own) != row["n"] == (~own["throttled"]).sum():
+        own = own[~own["throttled"]]
     rounds = [group.to_numpy(dtype=float) for _, group in own.groupby("round")["seconds"]]
     return rounds if rounds and all((r > 0).all() for r in rounds) else None
 
@@ -128,7 +148,8 @@ def _read(path: Path, changed: int):
     if path.stat().st_size > LARGEST_SAMPLES:
         return None
     try:
-        found = pyarrow.parquet.read_table(path, columns=["case_id", "round", "seconds"], partitioning=None)
-        return found.to_pandas().astype({"seconds": float})
+        found = pyarrow.parquet.read_table(path, partitioning=None).to_pandas()
+        flags = found["throttled"].astype("boolean").fillna(False).astype(bool) if "throttled" in found else False
+        return found[["case_id", "round", "seconds"]].astype({"seconds": float}).assign(throttled=flags)
     except (pyarrow.ArrowException, OSError, KeyError, ValueError, TypeError):
         return None

@@ -1,16 +1,18 @@
 """Time of one call: trials interleaved over rounds, inputs rotating, outputs poisoned and checked again."""
 from __future__ import annotations
 
-import os
 import random
 import time
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kvlab.probes._base import Bench, Broken
-from kvlab.probes._clock import Summary, clock, summarise
+from kvlab.probes._clock import Summary, summarise
+from kvlab.probes._cpu_sampler import CpuSampler
+from kvlab.probes._cuda_sampler import CudaSampler
 from kvlab.probes._expected import Expected, overwrite
-from kvlab.record.environment import cpu_steal_seconds, last_level_cache, load_average
+from kvlab.probes._sm_clock import Look
+from kvlab.record.environment import cpu_steal_seconds, load_average
 from kvlab.record.reading import Reading, missing
 
 
@@ -31,6 +33,14 @@ class Runner:
     system: float = 0.0                         # CPU seconds inside the operating system
     done: bool = False
     slow: bool = False                          # one call takes ten times the cap: a single sample, and no more
+    cold: bool = True                           # the cache is flushed before each call, on a GPU
+    launch_s: float | None = None               # wall seconds in which the host launches one call, on a GPU
+    short: bool | None = None                   # so short that calls are queued beforehand; None: not known yet
+    looks: dict[int, Look] = field(default_factory=dict)            # of the SM clock, by round
+    warm: list[float] = field(default_factory=list)                 # seconds of calls on the same input copy
+    graph: list[float] | str = ""               # seconds of calls in a CUDA graph, or why there are none
+    used: list[float] = field(default_factory=list)                 # samples behind latency_s, and their rounds
+    used_rounds: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -38,17 +48,23 @@ class Timer:
     """Median seconds of one call with its 95 % interval, cold, as a decode step would find the cache.
 
     cap_s: seconds of measuring a trial may take; target: relative half width of the interval at which it stops
-    before. Both default by device (CPU 1 s and 3 %, CUDA 15 s and 0.5 %). At least `rounds` rounds and
-    min_samples samples are taken even where that exceeds the cap, unless one call alone takes ten times the cap.
-    Failed: a trial that is wrong on changed inputs afterwards, or whose thread is timed while others do its work.
+    before. Both default by device (CPU 1 s and 3 %; CUDA 15 s and 0.5 %, and 30 samples of 0.1 s). At least `rounds`
+    rounds and min_samples samples are taken even where that exceeds the cap, unless one call alone takes ten times the
+    cap. Beside it, in up to a quarter of the cap each: latency_warm_s (the same input again and again, no flush) and,
+    on CUDA, latency_graph_s (one CUDA graph of a call on each input copy). cycles: time × SM clock. Samples taken while
+    the GPU was slowed down (throttled_samples) do not count, if min_samples others are left.
+    Failed: a trial that is wrong on changed inputs afterwards, whose thread is timed while others do its work, or that
+    leaves work on a stream which nobody waits for.
     """
     cap_s: float | None = None
     target: float | None = None
     rounds: int = 3
     min_samples: int = 5
     name: ClassVar[str] = "timer"
-    metrics: ClassVar[dict[str, str]] = {"latency_s": "s", "latency_p5": "s", "latency_p95": "s", "prepare_s": "s",
-                                            "page_faults": "count", "system_time_share": "ratio"}
+    metrics: ClassVar[dict[str, str]] = {
+        "latency_s": "s", "latency_p5": "s", "latency_p95": "s", "latency_warm_s": "s", "latency_graph_s": "s",
+        "cycles": "count", "throttled_samples": "ratio", "prepare_s": "s", "page_faults": "count",
+        "system_time_share": "ratio"}
     needs: ClassVar[tuple[str, ...]] = ("kernel_error",)
     rotates: ClassVar[bool] = True
 
@@ -56,10 +72,13 @@ class Timer:
         return None
 
     def measure(self, bench: Bench):
-        cuda = bench.comparison.device.startswith("cuda")
-        cap_s = self.cap_s or (15.0 if cuda else 1.0)
-        target = self.target or (0.005 if cuda else 0.03)
-        sampler = CudaSampler(bench) if cuda else CpuSampler(bench)
+        sampler = (CudaSampler if bench.comparison.device.startswith("cuda") else CpuSampler)(bench)
+        try:
+            yield from self._measured(bench, sampler, self.cap_s or sampler.cap_s, self.target or sampler.target)
+        finally:
+            sampler.close()
+
+    def _measured(self, bench, sampler, cap_s, target):
         load, steal, began = load_average(), cpu_steal_seconds(), time.perf_counter()
         runners = self._warmed(bench, sampler)
         order, round_ = random.Random(bench.comparison.trials[0].seed), 0
@@ -72,14 +91,20 @@ class Timer:
                     self._round(runner, sampler, round_, cap_s)
             round_ += 1
             for runner in standing:
-                self._stop(runner, round_, cap_s, target)
+                self._stop(runner, sampler, round_, cap_s, target)
+        for runner in runners:                                       # after all rounds: it leaves the cache warm
+            if runner.trial in bench.trials:
+                with bench.on(runner.trial):
+                    self._again(runner, sampler, cap_s, target)
+                    sampler.after(runner, cap_s)
         self._recheck(bench, runners)
         window = time.perf_counter() - began
         note = sampler.note(load, steal, window)
-        artifact = self._keep_samples(bench, runners)
+        artifact = self._keep_samples(bench, runners, sampler)
         for runner in runners:
             if runner.trial in bench.trials:
-                yield from self._readings(runner, sampler, window, note, artifact)
+                yield from ((runner.trial, found) for found in self._readings(runner, sampler, cap_s, common=dict(
+                    source=self.name, window_s=window, artifact=artifact), note=note))
 
     def _warmed(self, bench, sampler) -> list[Runner]:
         """Prepared calls, run for 25 ms or 10 times (once where a call takes longer) on the same rotating inputs."""
@@ -95,7 +120,14 @@ class Timer:
                     sampler.sample(runner, 1)
                     seconds.append(time.perf_counter() - began)
                 runner.inner = max(1, min(100, int(1e-3 / min(seconds))))
-                runners.append(Runner(trial, calls, runner.prepare_s, runner.inner))
+                runners.append(Runner(trial, calls, runner.prepare_s, runner.inner, launch_s=runner.launch_s,
+                                      short=runner.short))
+        began = time.perf_counter()
+        while bench.trials and time.perf_counter() - began < sampler.spin_up_s:
+            for runner in runners:
+                if runner.trial in bench.trials:
+                    with bench.on(runner.trial):
+                        sampler.sample(runner, runner.inner)
         return runners
 
     def _round(self, runner, sampler, round_, cap_s) -> None:
@@ -107,13 +139,39 @@ class Timer:
             if time.perf_counter() - began >= min(0.3, cap_s / self.rounds / 2):
                 break
         runner.spent += time.perf_counter() - began
+        sampler.look(runner, round_)
 
-    def _stop(self, runner, rounds, cap_s, target) -> None:
+    def _stop(self, runner, sampler, rounds, cap_s, target) -> None:
         runner.slow = runner.spent > 10 * cap_s * len(runner.seconds)
+        self._choose(runner, sampler)
         enough = rounds >= self.rounds and len(runner.seconds) >= self.min_samples
+        steady = (len(runner.used) >= sampler.steady_samples
+                  and sum(runner.used) * runner.inner >= sampler.steady_s)
         if runner.slow or enough and (runner.spent >= cap_s
-                                      or summarise(runner.seconds, 200).rel_half_width <= target):
+                                      or steady and summarise(runner.used, 200).rel_half_width <= target):
             runner.done = True
+
+    def _choose(self, runner, sampler) -> None:
+        """The samples that count: those taken while nothing slowed the GPU down, if there are enough of them."""
+        flags = sampler.flags(runner)
+        kept = [i for i, flag in enumerate(flags) if not flag]
+        if len(kept) < self.min_samples:
+            kept = range(len(flags))
+        runner.used, runner.used_rounds = ([all_of[i] for i in kept] for all_of in (runner.seconds, runner.rounds))
+
+    def _again(self, runner, sampler, cap_s, target) -> None:
+        """Calls on the first input copy again and again, for a quarter of the cap; none where two take longer."""
+        if runner.slow or 8 * runner.spent > cap_s * len(runner.seconds):
+            return
+        warm = Runner(runner.trial, runner.calls[:1], 0.0, runner.inner, cold=False)
+        sampler.sample(warm, warm.inner)
+        began = time.perf_counter()
+        while True:
+            runner.warm.append(sampler.sample(warm, warm.inner))
+            if time.perf_counter() - began >= cap_s / 4 or (
+                    len(runner.warm) >= max(self.min_samples, sampler.steady_samples)
+                    and summarise(runner.warm, 200).rel_half_width <= target):
+                break
 
     def _recheck(self, bench, runners) -> None:
         """After the clock: the last copy is overwritten in place, K and V by their negatives; outputs must follow.
@@ -153,128 +211,45 @@ class Timer:
         except Broken as wrong:
             raise Broken(f"wrong when checked again after timing, on changed q, K and V: {wrong}") from None
 
-    def _keep_samples(self, bench, runners) -> str:
+    def _keep_samples(self, bench, runners, sampler) -> str:
         """Raw samples beside the run; the path relative to it, or "" where the run keeps no files."""
         standing = [r for r in runners if r.trial in bench.trials]
         if bench.artifacts is None or not standing:
             return ""
         import pandas as pd
         name = f"samples/{bench.comparison.comparison_id}.parquet"
-        frames = [pd.DataFrame(dict(case_id=r.trial.case_id, round=r.rounds, calls=r.inner, seconds=r.seconds))
-                  for r in standing]
+        frames = [pd.DataFrame(dict(case_id=r.trial.case_id, round=r.rounds, calls=r.inner, seconds=r.seconds,
+                                    throttled=pd.array(sampler.flags(r), dtype="boolean"))) for r in standing]
         (bench.artifacts / "samples").mkdir(parents=True, exist_ok=True)
         pd.concat(frames).to_parquet(bench.artifacts / name, index=False)
         return name
 
-    def _kernel_side(self, runner, sampler, common):
-        """Page faults and system time: what a call pays for memory that it takes anew each time."""
-        if usage() is None or sampler.method != "timer:thread_cpu":
-            why = "only counted for one thread of a CPU under Linux"
-            yield runner.trial, missing("page_faults", "count", why, source=self.name)
-            yield runner.trial, missing("system_time_share", "ratio", why, source=self.name)
-            return
-        calls = len(runner.seconds) * runner.inner
-        common = {**common, "method": "counter:getrusage"}
-        yield runner.trial, Reading("page_faults", runner.faults / calls, "count", "measured", note="per call",
-                                    **common)
-        yield runner.trial, Reading("system_time_share", min(1.0, runner.system / (sum(runner.seconds) * runner.inner)),
-                                    "ratio", "measured", denominator="CPU time of the call", **common)
+    def _readings(self, runner, sampler, cap_s, common, note):
+        s: Summary = summarise(runner.used)
+        cold = dict(common, method=sampler.method, n=s.n, cache_state=sampler.cache_state(runner.trial))
+        notes = [note, sampler.said(runner), self._left_out(runner, sampler),
+                 "slow: fewer samples than the protocol asks" if s.n < self.min_samples else ""]
+        yield Reading("latency_s", s.median, "s", "measured", low=s.low, high=s.high, rel_std=s.rel_std,
+                      note="; ".join(filter(None, notes)), **cold)
+        yield Reading("latency_p5", s.p5, "s", "measured", **cold)
+        yield Reading("latency_p95", s.p95, "s", "measured", **cold)
+        if runner.warm:
+            w = summarise(runner.warm)
+            yield Reading("latency_warm_s", w.median, "s", "measured", method=sampler.method, source=self.name, n=w.n,
+                          low=w.low, high=w.high, rel_std=w.rel_std, cache_state=sampler.warm_state(runner.trial),
+                          note="the same input copy again and again, nothing flushed")
+        else:
+            yield missing("latency_warm_s", "s", f"two calls take longer than a quarter of the time cap of {cap_s:g} s",
+                          source=self.name)
+        yield from sampler.rows(runner, s, cold)
+        yield Reading("prepare_s", runner.prepare_s, "s", "measured", method="timer:wall", n=1, source=self.name,
+                      note="planning of one call, outside the clock")
 
-    def _readings(self, runner, sampler, window, note, artifact):
-        s: Summary = summarise(runner.seconds)
-        common = dict(method=sampler.method, source=self.name, n=s.n, window_s=window, artifact=artifact,
-                      cache_state=sampler.cache_state(runner.trial))
-        slow = "; slow: fewer samples than the protocol asks" if s.n < self.min_samples else ""
-        yield runner.trial, Reading("latency_s", s.median, "s", "measured", low=s.low, high=s.high, rel_std=s.rel_std,
-                                    note=note + slow, **common)
-        yield runner.trial, Reading("latency_p5", s.p5, "s", "measured", **common)
-        yield runner.trial, Reading("latency_p95", s.p95, "s", "measured", **common)
-        yield from self._kernel_side(runner, sampler, common)
-        yield runner.trial, Reading("prepare_s", runner.prepare_s, "s", "measured", method="timer:wall", n=1,
-                                    source=self.name, note="planning of one call, outside the clock")
-
-
-def usage():
-    """What the operating system counts of this thread; None where it does not count threads (only Linux does)."""
-    try:
-        import resource
-        return resource.getrusage(resource.RUSAGE_THREAD)
-    except (ImportError, AttributeError):
-        return None
-
-
-class CpuSampler:
-    """Seconds per call on a CPU. Every call takes the next input copy, whichever trial ran before it."""
-
-    def __init__(self, bench: Bench):
-        self.bench, self.clock = bench, clock(bench.comparison.trials[0].threads)
-        self.method, self.turn = self.clock.method, {key: 0 for key in bench.inputs}
-
-    def sample(self, runner, calls: int) -> float:
-        key = (runner.trial.kv_format, runner.trial.layout)
-        turn, todo = self.turn[key], runner.calls
-        chosen = [todo[(turn + i) % len(todo)] for i in range(calls)]
-        self.turn[key] = turn + calls
-        now, outputs = self.clock.now, []
-        used, all_threads, wall = usage(), time.process_time(), time.perf_counter()
-        began = now()
-        for call in chosen:
-            outputs.append(call())
-        seconds = now() - began
-        if self.method == "timer:thread_cpu":
-            runner.wall += time.perf_counter() - wall
-            runner.elsewhere += time.process_time() - all_threads - seconds
-            if used is not None:
-                after = usage()
-                runner.waits += after.ru_nvcsw - used.ru_nvcsw
-                runner.faults += after.ru_minflt - used.ru_minflt
-                runner.system += after.ru_stime - used.ru_stime
-        for output in outputs:
-            output.fill_(float("nan"))                  # a variant that hands out a kept answer hands out NaN next time
-        return seconds / calls
-
-    def cache_state(self, trial) -> str:
-        copies, cache = len(self.bench.inputs_of(trial)), last_level_cache()[0]
-        held = copies * self.bench.comparison.touched_bytes()[trial.kv_format, trial.layout]
-        return "cold (unverified)" if held >= 5 * cache else "warm (too few input copies: memory short or inputs tiny)"
-
-    def note(self, load, steal, window) -> str:
-        after = cpu_steal_seconds()
-        share = None if steal is None or after is None else (after - steal) / window / (os.cpu_count() or 1)
-        stolen = "" if share is None else f", steal {100 * share:.1f} %"
-        return "" if load is None else f"load {load:.1f}{stolen}"
-
-
-class CudaSampler:
-    """Seconds per call on a GPU from CUDA events, the L2 cache flushed before each by reading a resident buffer.
-
-    The flush is a read of 2 × L2 bytes, ordered before the start event, so that it evicts and is not timed.
-    """
-    method = "timer:cuda_events"
-
-    def __init__(self, bench: Bench):
-        import torch
-        self.torch, self.device = torch, torch.device(bench.comparison.device)
-        l2 = torch.cuda.get_device_properties(self.device).L2_cache_size
-        self.flush = torch.ones(2 * l2 // 4, dtype=torch.int32, device=self.device)
-        self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-
-    def sample(self, runner, calls: int) -> float:
-        start, end = self.events
-        total = 0.0
-        for _ in range(calls):
-            self.flush.sum()
-            start.record()
-            output = runner.calls[0]()
-            end.record()
-            end.synchronize()
-            total += start.elapsed_time(end) / 1e3
-            output.fill_(float("nan"))
-        return total / calls
-
-    def cache_state(self, trial) -> str:
-        return "cold (unverified)"
-
-    def note(self, load, steal, window) -> str:
-        return ("CUDA events around each call, launch overhead included; L2 flushed by a read of twice its size; "
-                "clocks and throttling not watched")
+    def _left_out(self, runner, sampler) -> str:
+        slowed = sum(map(bool, sampler.flags(runner)))
+        if not slowed:
+            return ""
+        if len(runner.used) < len(runner.seconds):
+            return f"{slowed} samples left out: the GPU was slowed down"
+        return (f"the GPU was slowed down in {slowed} of {len(runner.seconds)} samples, and too few others are left to "
+                "do without them")

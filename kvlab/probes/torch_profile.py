@@ -14,6 +14,7 @@ from statistics import median
 from typing import ClassVar
 
 from kvlab.probes._base import Bench
+from kvlab.probes._target import under_ncu
 from kvlab.record.environment import portable
 from kvlab.record.export import atomic_write
 from kvlab.record.reading import Reading, missing
@@ -32,19 +33,22 @@ class TorchProfile:
 
     Shares are of the profiled call, which the profiler makes slower by profiler_overhead; on CUDA they are of the time
     of its kernels, and missing where none was recorded. calls: how many; one where a call takes longer than a second.
-    FLOPs are by formula, because the profiler counts none for a CPU's scaled_dot_product_attention.
+    FLOPs are by formula, because the profiler counts none for a CPU's scaled_dot_product_attention. modelled_occupancy
+    is what the profiler works out from each kernel's grid, blocks and registers: no tail, no imbalance, and wrong for
+    persistent kernels. Never under ncu: a GPU takes one profiler at a time.
+    Source: Kineto's computeOccupancyMetrics.
     """
     calls: int = 3
     name: ClassVar[str] = "torch_profile"
     on_request: ClassVar[bool] = True
     metrics: ClassVar[dict[str, str]] = {
-        "operators_per_call": "count", **{share: "ratio" for share in SHARES}, "profiler_overhead": "ratio",
-        "operator_bytes": "B", "profiled_flops": "flop"}
+        "operators_per_call": "count", **{share: "ratio" for share in SHARES}, "kernel_launches": "count",
+        "modelled_occupancy": "ratio", "profiler_overhead": "ratio", "operator_bytes": "B", "profiled_flops": "flop"}
     needs: ClassVar[tuple[str, ...]] = ("kernel_error", "timer")        # so that it comes after the clock
     rotates: ClassVar[bool] = False
 
     def why_not(self, trial):
-        return None
+        return under_ncu() if trial.device.startswith("cuda") else None
 
     def measure(self, bench: Bench):
         for trial in list(bench.trials):
@@ -105,6 +109,7 @@ class TorchProfile:
             yield from ((trial, missing(metric, "ratio", why, **at)) for metric in SHARES)
         else:
             yield from ((trial, reading) for reading in self._shares(found, gpu, said, at))
+        yield from ((trial, reading) for reading in self._kernels(found, gpu, why, said, at))
         yield trial, self._overhead(found, plain, at)
         yield trial, Reading("profiled_flops", trial.variant.load().cost(trial).executed_flops, "flop", "modelled",
                              method="formula:variant.cost", **at,
@@ -142,6 +147,21 @@ class TorchProfile:
             of_kind = [row for row in rows if row["class"] == kind and row[key] > 0]
             yield share(f"{kind}_time_share", sum(row[key] for row in of_kind) / spent,
                         ", ".join(dict.fromkeys(_named(row) for row in of_kind))[:300])
+
+    def _kernels(self, found: Summary, gpu: bool, why: str, said: str, at: dict):
+        why = why if gpu else "a call on a CPU launches no kernels"
+        yield missing("kernel_launches", "count", why, **at) if why else Reading(
+            "kernel_launches", found.launches / found.calls, "count", "measured", n=found.calls,
+            method="profiler:torch, CUDA kernels", note="; ".join(filter(None, ("per call", said))), **at)
+        if why or found.occupancy is None:
+            yield missing("modelled_occupancy", "ratio", why or "torch's profiler estimated the occupancy of no kernel",
+                          **at)
+            return
+        mean, known = found.occupancy
+        yield Reading("modelled_occupancy", mean, "ratio", "modelled", method="formula:launch geometry, by Kineto",
+                      denominator="warps that an SM can hold", note=(
+                          f"mean by kernel time, of {100 * known:.0f} % of it; from grid, blocks and registers of each "
+                          "launch, not counted"), **at)
 
     def _overhead(self, found: Summary, plain: list[float], at: dict):
         under = found.call_seconds

@@ -12,6 +12,7 @@ from kvlab.record.trace import CALL, Event, Lane, Trace, no_collector
 from kvlab.units import display
 
 NO_OPERATOR = "(no operator)"       # FlashInfer, Triton and others launch kernels without one of torch's around
+OCCUPANCY = "est. achieved occupancy %"                 # of a kernel, as Kineto writes it
 Interval = tuple[float, float, str, str]                # start, end, what begins it, what ends it
 
 
@@ -26,7 +27,9 @@ class Summary:
     ("inputs + outputs", "inputs", "" where an operator inside is counted). lanes, one a thread or stream: lane, kind,
     busy_s, gap_s, gap_share, largest_gap_s, largest_gap. kernels: operator (NO_OPERATOR where a call launched them
     outside of any, a row of operators without calls and time of its own), kernel, class (the operator's, else by the
-    kernel's name), count, total_s. not_counted: operator -> why its bytes are not.
+    kernel's name), count, total_s. not_counted: operator -> why its bytes are not. launches: kernels that ran, copies
+    and fills of memory not among them. occupancy: (mean by kernel time, share of the kernel time that it is known of),
+    as the profiler works it out from each launch's grid; None where it does so of no kernel.
     """
     calls: int
     seconds: float
@@ -36,6 +39,8 @@ class Summary:
     kernels: list[dict[str, Any]]
     not_counted: dict[str, str]
     problems: tuple[str, ...]
+    launches: int = 0
+    occupancy: tuple[float, float] | None = None
 
     @property
     def bytes(self) -> int | None:
@@ -76,7 +81,9 @@ def summary(trace: Trace) -> Summary:
     launched = _launched(kernels)
     operators = _operators(nested.totals, sum(spent[lane[0]] for lane in lanes), launched)
     return Summary(len(calls), sum(spent.values()), tuple(c.seconds for c in calls), operators, found, launched,
-                   nested.not_counted, tuple(problems))
+                   nested.not_counted, tuple(problems),
+                   sum(not kernel.name.startswith(("Memcpy", "Memset")) for kernel, _ in kernels),
+                   _occupancy([kernel for kernel, _ in kernels]))
 
 
 _NOTHING, _COPIES, _WORK = range(3)                     # what of the operators inside another has its bytes counted
@@ -241,6 +248,16 @@ def _launched(kernels: list[tuple[Event, str]]) -> list[dict[str, Any]]:
                   **{"class": operator_class(name if operator == NO_OPERATOR else operator)})
              for (operator, name), (count, total) in sums.items()]
     return sorted(found, key=lambda row: -row["total_s"])
+
+
+def _occupancy(kernels: list[Event]) -> tuple[float, float] | None:
+    """Mean of what the profiler estimates per kernel, by their time, and the share of the time that has an estimate."""
+    known = [(kernel.seconds, percent / 100) for kernel in kernels
+             if type(percent := kernel.args.get(OCCUPANCY)) in (int, float) and 0 <= percent <= 100]
+    spent = sum(seconds for seconds, _ in known)
+    if not spent:
+        return None
+    return sum(seconds * ratio for seconds, ratio in known) / spent, spent / sum(kernel.seconds for kernel in kernels)
 
 
 def _operators(totals: dict[str, list], seconds: float, kernels: list[dict]) -> list[dict[str, Any]]:

@@ -9,14 +9,24 @@ from kvlab.record.reading import CONTEXT, KINDS
 if TYPE_CHECKING:
     import pandas as pd
 
+METHODS = ("counter", "sensor", "timer", "derived")     # of one kind, strongest to weakest; all others come after them
+
+
+def strength(kind: str, method: str) -> tuple[int, int]:
+    """How far a number is to be believed, the strongest first: by its kind, and within one kind by its method."""
+    plain = method.partition(":")[0]
+    return KINDS.index(kind), METHODS.index(plain) if plain in METHODS else len(METHODS)
+
 
 def wide(table: pd.DataFrame, on: Sequence[str] = ("run_id", "case_id")) -> pd.DataFrame:
     """One line per case: its context, then per metric `<metric>`, `<metric>_kind`, `<metric>_low`, `<metric>_high`.
 
-    Where a case has one metric in several kinds, the strongest takes `<metric>` and the others get
-    `<metric>_<kind>` (latency_s measured, latency_s_modelled beside it); a missing reading is shown only where
-    there is nothing stronger: value null, `<metric>_kind` "missing". More rows of one kind are numbered in the order
-    they were written: `<metric>_<kind>`, `<metric>_<kind>_2`, … Interval columns exist where some line has one.
+    Where a case has one metric several times, the strongest takes `<metric>`: by kind, then by method (counter, sensor,
+    timer, derived, others), then in the order they were written. The others get `<metric>_<kind>` (latency_s measured,
+    latency_s_modelled beside it), or `<metric>_<source>` where several sources gave that kind (hbm_bytes by ncu,
+    hbm_bytes_gpm beside it); more of one name are numbered: `<metric>_<kind>`, `<metric>_<kind>_2`, … A missing reading
+    is shown only where there is nothing stronger: value null, `<metric>_kind` "missing". `<metric>_source` says where
+    `<metric>` is from, where some case has it from several sources; interval columns exist where some line has one.
     A row about a whole comparison (ceilings) is a line of its own, with an empty variant, and is not copied to the
     other lines. A context column that varies within a case is blank there.
     """
@@ -24,13 +34,18 @@ def wide(table: pd.DataFrame, on: Sequence[str] = ("run_id", "case_id")) -> pd.D
     on = list(on)
     rows = table.reset_index(drop=True)
     lines = _context(rows, on)
-    rows = rows.assign(_strength=rows["kind"].map(KINDS.index).astype(int), _order=range(len(rows)))
+    order = [strength(*pair) for pair in zip(rows["kind"], rows["method"])]
+    rows = rows.assign(_strength=pd.Series([k * (len(METHODS) + 1) + m for k, m in order], dtype=int),
+                       _order=range(len(rows)))
     rows = rows.sort_values("_strength", kind="stable")
     rows["_rank"] = rows.groupby([*on, "metric"]).cumcount()
     rows = rows[(rows["_rank"] == 0) | (rows["kind"] != "missing")].copy()
-    rows["_slot"] = rows["metric"].where(rows["_rank"] == 0, rows["metric"] + "_" + rows["kind"])
+    sources = rows.groupby([*on, "metric", "kind"])["source"].transform("nunique") > 1
+    suffix = rows["source"].where(sources & (rows["source"] != ""), rows["kind"])
+    rows["_slot"] = rows["metric"].where(rows["_rank"] == 0, rows["metric"] + "_" + suffix)
     again = rows.groupby([*on, "_slot"]).cumcount()
     rows["_slot"] = rows["_slot"].where(again == 0, rows["_slot"] + "_" + (again + 1).astype("string"))
+    several = set(rows["metric"][sources])
 
     columns = {}
     for slot, group in rows.sort_values("_order").groupby("_slot", sort=False):
@@ -38,6 +53,8 @@ def wide(table: pd.DataFrame, on: Sequence[str] = ("run_id", "case_id")) -> pd.D
         columns[slot] = group["value"]
         if (group["_rank"] == 0).any():
             columns[f"{slot}_kind"] = group["kind"]
+            if slot in several:
+                columns[f"{slot}_source"] = group["source"]
         for end in ("low", "high"):
             if group[end].notna().any():
                 columns[f"{slot}_{end}"] = group[end]

@@ -13,20 +13,22 @@ import kvlab
 from kvlab.attention import Comparison, trial
 from kvlab.attention.naive import Naive
 from kvlab.kv.cache import Layout
-from kvlab.probes import _base, measure, timer
+from kvlab.probes import _base, _cpu_sampler, measure, timer
 from kvlab.probes._base import Bench, rotation
-from kvlab.probes._clock import Clock, clock
+from kvlab.probes._clock import Clock, clock, summarise
 from kvlab.probes.kernel_error import KernelError
-from kvlab.probes.timer import CpuSampler, CudaSampler, Runner, Timer
+from kvlab.probes.timer import CpuSampler, Runner, Timer
 from kvlab.shapes import AttentionShape, Workload
 
 METRICS = list(Timer.metrics)
+OF_A_GPU = ("latency_graph_s", "cycles", "throttled_samples")
+ON_CPU = [metric for metric in METRICS if metric not in (*OF_A_GPU, "latency_warm_s")]   # warm: if the cap allows it
 
 
 @pytest.fixture(autouse=True)
 def small_cache(monkeypatch):
     """A last-level cache of 64 KiB, so that five of it are few input copies."""
-    for module in (_base, timer):
+    for module in (_base, _cpu_sampler):
         monkeypatch.setattr(module, "last_level_cache", lambda: (2**16, "test"))
 
 
@@ -179,14 +181,14 @@ def test_a_cheat_is_failed_with_a_sentence_and_the_others_keep_their_times(name)
     cheat, sentence = CHEATS[name]
     if name == "other_thread" and clock(1).method != "timer:thread_cpu":
         pytest.skip("wall time counts the work of all threads")
-    if name == "sleeps" and timer.usage() is None:
+    if name == "sleeps" and _cpu_sampler.usage() is None:
         pytest.skip("only Linux counts how often one thread waits")
     rows = timed(cheat, honest())
     for row in (r for metric in METRICS for r in of(rows, metric, name)):
         assert row["status"] == "failed" and row["value"] is None and sentence in row["error"], row["error"]
         assert "\n" not in row["error"]
     assert len([r for r in rows if r["variant"].endswith(name)]) == 1 + len(METRICS)
-    for metric in ["kernel_error", *METRICS]:
+    for metric in ["kernel_error", *ON_CPU]:
         (row,) = of(rows, metric, "honest")
         assert row["status"] == "ok" and row["value"] >= 0, row["error"]
 
@@ -309,7 +311,7 @@ def test_an_a_a_pair_is_interleaved_and_its_samples_are_kept(tmp_path):
     assert len(turns) >= 8                                           # the blocks of three rounds and more, in turn
 
 
-class FakeTime:
+class FakeTime(CpuSampler):
     """A clock that only calls move, and a sampler whose calls take what a test says."""
     def __init__(self, seconds):
         self.now, self.seconds, self.calls = 0.0, seconds, 0
@@ -329,6 +331,8 @@ class FakeTime:
 
     def cache_state(self, trial):
         return "cold (unverified)"
+
+    warm_state = cache_state
 
     def note(self, *_):
         return "load 0.0"
@@ -365,7 +369,7 @@ def test_steady_calls_stop_after_three_rounds(monkeypatch):
 
 def test_unsteady_calls_take_the_whole_cap_and_no_more(monkeypatch):
     fake, row = with_times(monkeypatch, lambda i: 0.01 * (1 + i % 2), cap_s=0.6, target=1e-6)
-    assert 0.6 <= fake.now < 0.8 and row["latency_s"]["high"] > row["latency_s"]["low"]
+    assert 0.6 + 0.15 <= fake.now < 0.8 + 0.15 and row["latency_s"]["high"] > row["latency_s"]["low"]   # cold and warm
 
 
 def test_calls_slower_than_a_round_still_give_the_fewest_samples_asked_for(monkeypatch):
@@ -409,37 +413,48 @@ def test_planning_is_reported_per_call(monkeypatch):
 
 def test_the_note_holds_load_and_steal_where_the_system_tells_them(monkeypatch):
     sampler = CpuSampler(Bench(compare(honest()), [], {}))
-    monkeypatch.setattr(timer, "cpu_steal_seconds", lambda: 3.0)
-    monkeypatch.setattr(timer.os, "cpu_count", lambda: 4)            # stolen seconds are counted over all processors
+    monkeypatch.setattr(_cpu_sampler, "cpu_steal_seconds", lambda: 3.0)
+    monkeypatch.setattr(_cpu_sampler.os, "cpu_count", lambda: 4)     # stolen seconds are counted over all processors
     assert sampler.note(1.25, 2.0, 10.0) == "load 1.2, steal 2.5 %"
-    monkeypatch.setattr(timer, "cpu_steal_seconds", lambda: None)
+    monkeypatch.setattr(_cpu_sampler, "cpu_steal_seconds", lambda: None)
     assert sampler.note(1.25, None, 10.0) == "load 1.2" and sampler.note(None, None, 10.0) == ""
 
 
-def test_the_cuda_sampler_flushes_before_the_start_event_and_poisons_after_the_end(monkeypatch):
-    order, output = [], torch.zeros(2)
+def test_warm_calls_follow_the_cold_ones_on_one_copy_and_do_not_count_among_them(monkeypatch):
+    seen = []
 
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
+    class Noting(FakeTime):
+        def sample(self, runner, calls):
+            seen.append((len(runner.calls), len(runner.seconds)))
+            return super().sample(runner, calls)
+    fake = Noting(lambda i: 0.002 if len(seen) and seen[-1][0] == 1 else 0.01)
+    monkeypatch.setattr(timer, "time", fake)
+    monkeypatch.setattr(timer, "CpuSampler", lambda bench: fake)
+    found = measure(compare(honest()), [KernelError(), Timer()])
+    rows = {metric: of(found, metric)[0] for metric in METRICS}
+    copies = [n for n, _ in seen]
+    first = copies.index(1)
+    assert set(copies[first:]) == {1} and min(copies[:first]) > 1 and 1 + 5 <= len(copies) - first <= 1 + 126
+    assert rows["latency_s"]["value"] == pytest.approx(0.01) and rows["latency_s"]["n"] == seen[first - 1][1] + 1
+    assert rows["latency_warm_s"]["value"] == pytest.approx(0.002) and rows["latency_warm_s"]["n"] >= 5
+    assert "same input copy" in rows["latency_warm_s"]["note"]
 
-        def record(self):
-            order.append("record")
 
-        def synchronize(self):
-            order.append("wait")
+def test_calls_too_long_to_be_repeated_have_no_warm_time_and_say_so(monkeypatch):
+    fake, row = with_times(monkeypatch, lambda i: 0.13, cap_s=1.0)
+    assert row["latency_warm_s"]["kind"] == "missing"
+    assert row["latency_warm_s"]["note"] == "two calls take longer than a quarter of the time cap of 1 s"
+    _, row = with_times(monkeypatch, lambda i: 0.12, cap_s=1.0)
+    assert row["latency_warm_s"]["kind"] == "measured" and row["latency_warm_s"]["n"] <= 3
 
-        def elapsed_time(self, end):
-            return 3.0                                               # milliseconds
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=4096))
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    sampler = CudaSampler(SimpleNamespace(comparison=SimpleNamespace(device="cpu")))
-    assert sampler.flush.nbytes == 8192
-    sampler.flush = SimpleNamespace(sum=lambda: order.append("flush"))
-    runner = SimpleNamespace(calls=[lambda: order.append("call") or output])
-    assert sampler.sample(runner, 2) == pytest.approx(3e-3)
-    assert order == ["flush", "record", "call", "record", "wait"] * 2 and output.isnan().all()
-    assert sampler.cache_state(None) == "cold (unverified)" and "flushed" in sampler.note(None, None, 1.0)
+
+def test_what_only_a_gpu_has_is_missing_with_the_reason_and_warm_says_what_fits_the_cache(monkeypatch):
+    for held, state in ((2**16, "warm"), (2**10, "warm (larger than the cache)")):
+        monkeypatch.setattr(_cpu_sampler, "last_level_cache", lambda held=held: (held, "test"))
+        rows = measure(compare(honest()), [KernelError(), Timer(cap_s=0.4)])
+        assert of(rows, "latency_warm_s")[0]["cache_state"] == state and of(rows, "latency_warm_s")[0]["value"] > 0
+    for metric, why in zip(OF_A_GPU, ("CUDA graphs are of GPUs", "need its performance counters", "does not say")):
+        assert of(rows, metric)[0]["kind"] == "missing" and why in of(rows, metric)[0]["note"]
 
 
 def test_formats_and_layouts_are_timed_side_by_side():
@@ -496,7 +511,7 @@ def counters(monkeypatch, **each):
     def usage():
         asked.append(1)
         return SimpleNamespace(**{name: step * len(asked) for name, step in each.items()})
-    monkeypatch.setattr(timer, "usage", usage)
+    monkeypatch.setattr(_cpu_sampler, "usage", usage)
 
 
 def test_page_faults_and_system_time_are_those_of_a_call(monkeypatch):
@@ -508,13 +523,13 @@ def test_page_faults_and_system_time_are_those_of_a_call(monkeypatch):
     runner = Runner(comparison.trials[0], comparison.trials[0].prepare(bench.inputs_of(comparison.trials[0])), 0.0, 4)
     for _ in range(2):
         runner.seconds.append(sampler.sample(runner, 4))             # 1 ms a call
-    faults, system = (reading for _, reading in Timer()._kernel_side(runner, sampler, dict(source="timer", n=2)))
+    *_, faults, system = sampler.rows(runner, summarise(runner.seconds), dict(source="timer", n=2))
     assert (faults.metric, faults.value, faults.unit) == ("page_faults", pytest.approx(24 / 8), "count")
     assert (system.metric, system.value, system.unit) == ("system_time_share", pytest.approx(0.25), "ratio")
     assert {faults.method, system.method} == {"counter:getrusage"} and faults.note == "per call"
 
 
-@pytest.mark.skipif(timer.usage() is None, reason="only Linux counts what one thread does")
+@pytest.mark.skipif(_cpu_sampler.usage() is None, reason="only Linux counts what one thread does")
 def test_memory_taken_anew_by_each_call_is_seen_as_page_faults():
     def takes(call, inputs):
         with mmap.mmap(-1, 2**20) as pages:
@@ -531,9 +546,9 @@ def test_memory_taken_anew_by_each_call_is_seen_as_page_faults():
 @pytest.mark.parametrize("without", ["counters", "thread time"])
 def test_what_the_system_does_not_count_for_one_thread_is_missing(monkeypatch, without):
     if without == "counters":
-        monkeypatch.setattr(timer, "usage", lambda: None)
+        monkeypatch.setattr(_cpu_sampler, "usage", lambda: None)
     else:
-        monkeypatch.setattr(timer, "clock", lambda threads: Clock(time.perf_counter, "timer:wall"))
+        monkeypatch.setattr(_cpu_sampler, "clock", lambda threads: Clock(time.perf_counter, "timer:wall"))
     rows = timed(honest())
     assert of(rows, "latency_s")[0]["kind"] == "measured"
     for metric in ("page_faults", "system_time_share"):

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_cuda import fake_cuda
 from made_variants import SMALL, compare, honest, made, of
 
 import kvlab
 from kvlab.attention import Comparison, trial
 from kvlab.probes import measure, probes, torch_profile
 from kvlab.probes._base import Watch, with_also
+from kvlab.probes._target import STARTED_BY
 from kvlab.probes.kernel_error import KernelError
 from kvlab.probes.timer import Timer
 from kvlab.probes.torch_profile import CLASSES, TorchProfile
@@ -30,8 +32,9 @@ PROFILE = [KernelError(), TorchProfile()]
 
 def test_it_runs_on_request_only_and_beside_the_chosen_ones():
     names = {p.name for p in with_also(None, ())}
-    assert "torch_profile" not in names and names == set(probes) - {"torch_profile"}
-    assert {p.name for p in with_also(None, ("torch_profile", "torch_profile"))} == set(probes)
+    asked_for = {name for name in probes if getattr(probes[name], "on_request", False)}
+    assert "torch_profile" in asked_for and names == set(probes) - asked_for
+    assert {p.name for p in with_also(None, ("torch_profile", "torch_profile"))} == names | {"torch_profile"}
     assert [p.name for p in with_also([KernelError()], ("torch_profile", "kernel_error"))] == [
         "kernel_error", "torch_profile"]
     with pytest.raises(KeyError, match="Did you mean 'torch_profile'"):
@@ -46,8 +49,8 @@ def test_readings_and_a_trace_that_the_reader_reads(tmp_path):
     for one in comparison.trials:
         own = {r["metric"]: r for r in rows if r["case_id"] == one.case_id and r["source"] == "torch_profile"}
         assert set(own) == set(TorchProfile.metrics) and {r["status"] for r in own.values()} == {"ok"}
-        kinds = {"measured": set(own) - {"operator_bytes", "profiled_flops"},
-                 "modelled": {"operator_bytes", "profiled_flops"}}
+        modelled, of_gpus = {"operator_bytes", "profiled_flops"}, {"kernel_launches", "modelled_occupancy"}
+        kinds = {"measured": set(own) - modelled - of_gpus, "modelled": modelled, "missing": of_gpus}
         assert {kind: {m for m, r in own.items() if r["kind"] == kind} for kind in kinds} == kinds
         assert {r["artifact"] for r in own.values()} == {f"traces/{one.case_id}.json.gz"}
         assert all(r["method"].startswith("profiler:") for r in own.values() if r["kind"] == "measured")
@@ -170,6 +173,43 @@ def test_on_a_gpu_without_kernels_no_share_is_of_the_cpus_time(kernels, why):
     for metric in torch_profile.SHARES:
         assert read[metric].kind == "missing" and read[metric].value is None and why in read[metric].note
     assert read["operators_per_call"].value == 1 and read["profiler_overhead"].value == pytest.approx(2)
+
+
+def gpu_kernel(name, ts, dur, occupancy=None):
+    args = {} if occupancy is None else {"est. achieved occupancy %": occupancy}
+    return [x("launch", ts, 1, cat="cuda_runtime", correlation=ts),
+            x(name, ts, dur, cat="kernel", pid=0, tid=7, correlation=ts, **args)]
+
+
+def test_launches_are_kernels_per_call_and_occupancy_is_modelled_by_their_time():
+    read = readings([*gpu_kernel("gemm", 10, 30, 50), *gpu_kernel("decode", 45, 10, 10), *gpu_kernel("odd", 60, 5),
+                     *gpu_kernel("Memcpy DtoD (Device -> Device)", 70, 5), *gpu_kernel("worse", 80, 10, -100)], "cuda")
+    launches, occupancy = read["kernel_launches"], read["modelled_occupancy"]
+    assert (launches.value, launches.kind, launches.unit, launches.n) == (4, "measured", "count", 1)
+    assert occupancy.value == pytest.approx((30 * 0.5 + 10 * 0.1) / 40) and occupancy.kind == "modelled"
+    assert "launch geometry" in occupancy.method and "of 67 % of it" in occupancy.note
+
+
+@pytest.mark.parametrize("events, device, launches, occupancy", [
+    ([], "cpu", "launches no kernels", "launches no kernels"),
+    ([], "cuda", "recorded no kernel", "recorded no kernel"),
+    (gpu_kernel("gemm", 10, 30), "cuda", None, "estimated the occupancy of no kernel"),
+    (gpu_kernel("gemm", 10, 30, "50"), "cuda", None, "estimated the occupancy of no kernel"),
+])
+def test_launches_and_occupancy_are_missing_with_the_reason(events, device, launches, occupancy):
+    read = readings(events, device)
+    for metric, why in (("kernel_launches", launches), ("modelled_occupancy", occupancy)):
+        assert (read[metric].kind == "missing" and why in read[metric].note) if why else read[metric].value == 1
+
+
+@pytest.mark.parametrize("variable", STARTED_BY)
+def test_it_refuses_to_profile_a_gpu_under_ncu(monkeypatch, variable):
+    with fake_cuda():
+        assert TorchProfile().why_not(trial("naive", SMALL, device="cuda")) is None
+        monkeypatch.setenv(variable, "1")
+        (row,) = of(measure(compare("naive", device="cuda"), PROFILE), "operators_per_call")
+    assert row["kind"] == "missing" and variable in row["note"] and "one profiler at a time" in row["note"]
+    assert TorchProfile().why_not(trial("naive", SMALL)) is None     # on a CPU it is in nobody's way
 
 
 def test_kernels_that_are_left_out_are_said_beside_every_share():

@@ -42,10 +42,28 @@ def test_the_strongest_kind_takes_the_name_and_the_others_stand_beside_it():
     assert not {"hbm_bytes_modelled_kind", "hbm_bytes_low", "hbm_bytes_measured"} & set(lines.columns)
 
 
-def test_rows_of_one_kind_are_numbered():
+def test_rows_of_one_kind_are_numbered_the_stronger_method_first():
     lines = wide(table(row("a", "power", value, "W", "measured", method=method)
-                       for value, method in [(1, "sensor"), (2, "counter"), (3, "derived")]))
-    assert (lines.power[0], lines.power_measured[0], lines.power_measured_2[0]) == (1, 2, 3)
+                       for value, method in [(1, "profiler:torch"), (2, "derived"), (3, "counter:x"), (4, "counter")]))
+    numbered = lines[["power", "power_measured", "power_measured_2", "power_measured_3"]]
+    assert numbered.values.tolist() == [[3, 4, 2, 1]]
+    assert "power_source" not in lines
+
+
+def test_several_sources_of_one_kind_are_named_and_the_row_says_where_its_number_is_from():
+    def traffic(case_id, value, kind, method, source):
+        return row(case_id, "hbm_bytes", value, "B", kind, method=method, source=source, low=value - 1, high=value + 1)
+    lines = wide(table([
+        traffic("a", 4, "modelled", "formula", "roofline"), traffic("a", 20, "measured", "derived", "gpm"),
+        traffic("a", 10, "measured", "counter", "ncu"), traffic("a", 30, "simulated", "cache simulator", "callgrind"),
+        traffic("b", 21, "measured", "derived", "gpm"), traffic("b", 5, "modelled", "formula", "roofline"),
+        row("a", "latency_s", 1, "s", "measured", source="timer"),
+    ])).set_index("case_id")
+    a, b = lines.loc["a"], lines.loc["b"]
+    assert (a.hbm_bytes, a.hbm_bytes_source, a.hbm_bytes_kind, a.hbm_bytes_low) == (10, "ncu", "measured", 9)
+    assert (a.hbm_bytes_gpm, a.hbm_bytes_gpm_high, a.hbm_bytes_simulated, a.hbm_bytes_modelled) == (20, 21, 30, 4)
+    assert (b.hbm_bytes, b.hbm_bytes_source, b.hbm_bytes_modelled) == (21, "gpm", 5) and pd.isna(b.hbm_bytes_gpm)
+    assert "latency_s_source" not in lines and "hbm_bytes_measured" not in lines
 
 
 def test_a_missing_reading_shows_only_where_nothing_is_stronger():
