@@ -17,6 +17,8 @@ from kvlab.units import display
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="A laboratory for the KV cache: every number with where it came from.")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Also = Annotated[list[str] | None, typer.Option("--also", metavar="PROBE", help="A further probe of `kvlab ls probes`, "
+                                                "such as ncu or callgrind; may be given several times.")]
 
 
 def main() -> None:
@@ -111,7 +113,7 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
                                                    "kvlab.capture wrote.")] = "gaussian",
             trace: Annotated[Path | None, typer.Option(help="Folder for an operator trace, by torch's profiler in a "
                                                             "pass of its own.")] = None,
-            as_json: Json = False) -> int:
+            also: Also = None, as_json: Json = False) -> int:
     """Measure one attention call under every probe: one row, each number with its kind."""
     from kvlab.attention import Comparison, VariantRef, trial
     from kvlab.kv.cache import Layout
@@ -132,10 +134,11 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
     one = trial(variant, workload, kv_format=kv_format, layout=layout, dtype=dtype, device=device, threads=threads,
                 seed=seed, data=data)
     _refuse_too_large(Comparison((one,)))
-    job = Job()
+    named = _probes_named(also)
+    job = Job(also=named)
     if trace is not None:
         from kvlab.record.export import made_folder
-        job = Job(artifacts=made_folder(trace), also=("torch_profile",))
+        job = Job(artifacts=made_folder(trace), also=(*named, "torch_profile"))
     (rows,) = worker_each(300)(job, [Comparison((one,))])
     if all(row["status"] == "skipped" for row in rows):
         raise ValueError(f"{one.variant.label} cannot compute this call: {rows[0]['error']}")
@@ -148,6 +151,12 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
         if trace is not None and (trace / "traces" / f"{one.case_id}.json.gz").exists():
             print(f"\nNext: kvlab trace {trace / 'traces' / one.case_id}.json.gz (or open it in ui.perfetto.dev)")
     return _exit_code(rows)
+
+
+def _probes_named(also: list[str] | None) -> tuple[str, ...]:
+    """The names, each once. Raises KeyError for one that no probe has."""
+    from kvlab.probes import probes
+    return tuple(dict.fromkeys(probes[name].name for name in also or ()))
 
 
 def _refuse_too_large(comparison) -> None:
@@ -173,7 +182,8 @@ def run(study: Annotated[str, typer.Argument(help="A name from `kvlab ls studies
         variants: Annotated[str | None, typer.Option(help="Comma-separated names or file.py:Class.")] = None,
         model: Annotated[str | None, typer.Option(help="A model of `kvlab ls models`.")] = None,
         trace: Annotated[bool, typer.Option("--trace", help="Also trace each trial's operators, by torch's profiler "
-                                                            "in a pass of its own.")] = False) -> int:
+                                                            "in a pass of its own.")] = False,
+        also: Also = None) -> int:
     """Run a study; prints its findings, draws its figures, and ends with the run directory."""
     from kvlab.record.store import find_run
     from kvlab.show import print_failures, print_findings
@@ -184,7 +194,7 @@ def run(study: Annotated[str, typer.Argument(help="A name from `kvlab ls studies
     begun = []
     try:
         store = run_study(study, size=size, device=device, out=out, resume=resumed, variants=chosen, model=model,
-                          also=("torch_profile",) if trace else (), begun=begun.append)
+                          also=(*_probes_named(also), *(("torch_profile",) if trace else ())), begun=begun.append)
     except KeyboardInterrupt:
         if begun:
             print(f"\nkvlab: interrupted; what was committed is kept. Go on with: "
@@ -346,6 +356,22 @@ def doctor(markdown: Annotated[bool, typer.Option("--markdown", help="Print Mark
     if markdown:
         return print(as_markdown(found))
     print_checks(found)
+
+
+@app.command("validate-gpu")
+def validate_gpu(out: Annotated[Path, typer.Option(help="Folder for findings, rows and recordings; made if it is not "
+                                                        "there.")],
+                 device: Annotated[str, typer.Option()] = "cuda") -> int:
+    """Hold a GPU's counters against known traffic and against each other, within 150 s; writes four small files."""
+    from kvlab.show import print_list, printable
+    from kvlab.validate import validate
+    from kvlab.validate_answers import summary
+    found = validate(out, device=device)
+    if lines := summary(found.rows):
+        print_list(lines)
+    for verdict in found.verdicts:
+        print(f"{verdict.question}: {printable(verdict)}")
+    return _exit_code(found.rows)
 
 
 @app.command()
