@@ -223,10 +223,11 @@ def _absent(table: pd.DataFrame) -> Iterator[str]:
         absent["error"] != "", absent["note"]))
     lines = []
     for (what, why), rows in absent.groupby(["what", "why"], sort=False):
-        cells = (what, why, _listed(rows["metric"]), _listed(rows["variant"]), str(rows["case_id"].nunique()))
+        cells = (what, why, _listed(rows["source"]), _listed(rows["metric"]), _listed(rows["variant"]),
+                 str(rows["case_id"].nunique()))
         lines.append(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
-    yield ("<table><thead><tr><th>what</th><th>why</th><th>metrics</th><th>variants</th><th>cases</th></tr></thead>"
-           f"<tbody>{''.join(lines)}</tbody></table>")
+    heads = "".join(f"<th>{head}</th>" for head in ("what", "why", "sources", "metrics", "variants", "cases"))
+    yield f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
 def _listed(values: Iterable[str]) -> str:

@@ -75,21 +75,29 @@ def print_readings(rows, one) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("metric", "value", "interval", "kind", "remark"):
         table.add_column(column, overflow="fold")
-    lacking: dict[tuple, list[str]] = {}                 # why there is no number -> of which metrics
+    lacking: dict[tuple, list[dict]] = {}                # why there is no number -> the rows that have none
+    sources: dict[str, set[str]] = {}                    # of each metric: where it has several, they are named
     for row in rows:
+        sources.setdefault(row["metric"], set()).add(row["source"])
         if row["value"] is None:
-            lacking.setdefault((row["status"], row["error"] or row["note"]), []).append(row["metric"])
+            lacking.setdefault((row["status"], row["error"] or row["note"]), []).append(row)
+    said: set[str] = set()
     for row in sorted(rows, key=lambda row: (row["metric"] != "latency_s", row["scope"] == "comparison")):
-        names = [row["metric"]]
+        of = [row]
         if row["value"] is None:                         # the reason of several is said once
-            names = lacking.pop((row["status"], row["error"] or row["note"]), [])
-            if not names:
+            of = lacking.pop((row["status"], row["error"] or row["note"]), [])
+            if not of:
                 continue
         low, high = (display(row[end], row["unit"]) for end in ("low", "high"))
         interval = "" if row["low"] is None else f"{low} … {high}"
         clock = row["method"] if row["method"].startswith("timer:") else ""
         remark = row["error"] or "; ".join(filter(None, (clock, row["cache_state"], row["note"])))
+        if row["value"] is not None and len(remark) > 100:         # a counter's note of all its numbers alike
+            remark, said = "as above" if remark in said else remark, said | {remark}
+        if any(len(sources[one["metric"]]) > 1 for one in of) or len(of) > 4:
+            remark = f"{', '.join(dict.fromkeys(one['source'] for one in of))}: {remark}"
         kind = row["kind"] if row["status"] == "ok" else row["status"]
+        names = list(dict.fromkeys(one["metric"] for one in of))
         shown = ", ".join(names) if len(names) < 5 else f"{names[0]} and {len(names) - 1} more"
         table.add_row(shown, display(row["value"], row["unit"]), interval, kind, Text(printable(remark)))
     Console(width=None if sys.stdout.isatty() else 160).print(table)

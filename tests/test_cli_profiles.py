@@ -123,6 +123,8 @@ def test_export_wide(run_here, run, tmp_path):
     (["export", "bad.csv"], "--format"),
     (["export", "no.csv", "--format", "csv"], "there are no results at no.csv"),
     (["measure", "--variant", "naive", "--kv-len", "64", "--trace", "no/such"], "create it first"),
+    (["measure", "--variant", "naive", "--kv-len", "64", "--also", "callgrin"], "Did you mean 'callgrind'"),
+    (["run", "memory_wall", "--also", "nsu"], "Did you mean 'ncu'"),
 ])
 def test_wrong_use_is_one_sentence_and_exit_code_2(run_here, tmp_path, arguments, sentence):
     (tmp_path / "bad.json").write_text("hello")
@@ -150,12 +152,20 @@ def test_a_study_is_run_with_traces_where_asked(run_here, monkeypatch, tmp_path)
         asked.append(options["also"])
         raise ValueError("enough")
     monkeypatch.setattr(_run, "run", run)
-    for arguments in ([], ["--trace"]):
+    for arguments in ([], ["--trace"], ["--also", "ncu", "--trace", "--also", "callgrind", "--also", "ncu"]):
         assert run_here("run", "memory_wall", *arguments)[0] == 2
-    assert asked == [(), ("torch_profile",)]
+    assert asked == [(), ("torch_profile",), ("ncu", "callgrind", "torch_profile")]
+
+
+def test_measure_with_a_probe_on_request_has_its_rows_beside_the_others(run_here):
+    code, out, _ = run_here("measure", "--variant", "naive", "--kv-len", "64", "--q-heads", "4", "--kv-heads", "2",
+                            "--head-dim", "16", "--also", "ncu", "--json")
+    rows = [row for row in json.loads(out) if row["source"] == "ncu"]
+    assert code == 0 and {"hbm_bytes", "cold_share", "sm_utilization"} <= {row["metric"] for row in rows}
 
 
 def test_the_list_of_probes_marks_what_runs_on_request(run_here):
     rows = {row["name"]: row for row in json.loads(run_here("ls", "probes", "--json")[1])}
-    assert {name for name, row in rows.items() if row["runs"] == "on request"} == {"torch_profile"}
+    assert {name for name, row in rows.items() if row["runs"] == "on request"} == {
+        "torch_profile", "ncu", "callgrind", "perf"}
     assert "on request" in run_here("ls", "probes")[1]

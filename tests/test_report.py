@@ -20,7 +20,7 @@ def rows(comparison, variant, n, value):
                    dtype="fp32", model=EVIL)
     readings = [Reading("peak_extra_bytes", value, "B", "measured", low=value - 2**20, high=value + 2**20, n=1,
                         hardware=f"A CPU {EVIL}"),
-                missing("power", "W", f"LibraryNotFound: {EVIL}"),
+                missing("power", "W", f"LibraryNotFound: {EVIL}", source="nvml"),
                 failed("kernel_error", "ratio", f"RuntimeError: {QUOTED}") if variant == QUOTED else
                 Reading("kernel_error", 3e-7, "ratio", "measured")]
     return [{**context, **dataclasses.asdict(r)} for r in readings]
@@ -101,7 +101,8 @@ def test_the_absent_are_grouped_with_their_reasons(page):
     (section,) = [part for part in page.split("<h2>") if part.startswith("What is missing")]
     lines = section.split("<tr>")[2:]
     assert len(lines) == 2
-    assert "missing</td><td>LibraryNotFound: &lt;script&gt;" in lines[0] and "<td>9</td>" in lines[0]
+    assert "missing</td><td>LibraryNotFound: &lt;script&gt;" in lines[0] and "<td>nvml</td>" in lines[0]
+    assert "<td>9</td>" in lines[0]
     assert "failed</td><td>RuntimeError: &quot;&gt;&lt;img" in lines[1] and "<td>3</td>" in lines[1]
     assert "kernel_error" in lines[1] and "power" not in lines[1]
 

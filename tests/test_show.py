@@ -5,15 +5,19 @@ import io
 import json
 import re
 import unicodedata
+from dataclasses import asdict
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvlab.attention import trial
 from kvlab.record._merged import _events
+from kvlab.record.reading import Reading, missing
 from kvlab.record.trace import read_trace
 from kvlab.record.trace_summary import summary
-from kvlab.show import print_check, print_list, print_scores, print_trace, print_traces, printable
+from kvlab.shapes import AttentionShape, Workload
+from kvlab.show import print_check, print_list, print_readings, print_scores, print_trace, print_traces, printable
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\x7f\x9b31m\u202eevil\u2066"
 SHOWN = "\\x1b]0;owned\\x07\\x1b[2J\\r\\n\\x7f\\x9b31m\\u202eevil\\u2066"
@@ -64,6 +68,23 @@ def test_reasons_and_rows_reach_the_terminal_as_text(capsys):
     print_list([dict(name=HOSTILE, number=1, about="[bold]:car:", many=["a", HOSTILE])])
     shown = "".join(capsys.readouterr())
     assert shown.count(SHOWN) == 4 and "[bold]:car:" in shown and "\x1b" not in shown
+
+
+def test_a_source_is_named_where_a_metric_has_several_and_says_once_what_it_says_of_all_its_numbers(capsys):
+    long = "D1 32 KiB, last level 1 MiB, " + "no prefetcher, " * 8
+    rows = [asdict(r) for r in (
+        Reading("hbm_bytes", 1e6, "B", "modelled", source="roofline"),
+        Reading("hbm_bytes", 2e6, "B", "simulated", source="callgrind", note=long),
+        Reading("write_allocate_bytes", 3e6, "B", "simulated", source="callgrind", note=long),
+        *(missing(f"sensor_{i}", "W", "no driver", source=source) for source in ("nvml", "gpm") for i in range(5)),
+        missing("other", "B", "no driver", source="gpm"))]
+    print_readings(rows, trial("naive", Workload.decode(AttentionShape(4, 2, 16), kv_len=64)))
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("hbm_bytes ") and line.rstrip().endswith("roofline:") for line in lines)
+    assert any(line.startswith("hbm_bytes ") and "callgrind: D1 32 KiB" in line for line in lines)
+    assert any(line.startswith("write_allocate_bytes ") and line.rstrip().endswith(" as above") for line in lines)
+    assert sum("no driver" in line for line in lines) == 1
+    assert any(line.startswith("sensor_0 and 5 more ") and "nvml, gpm: no driver" in line for line in lines)
 
 
 @pytest.mark.parametrize("about", [

@@ -20,6 +20,7 @@ from kvlab.probes import measure
 from kvlab.probes._base import Watch
 from kvlab.probes.ceilings import Ceilings
 from kvlab.probes.format_error import FormatError
+from kvlab.probes.gpm import Gpm
 from kvlab.probes.kernel_error import KernelError
 from kvlab.probes.memory import Memory
 from kvlab.probes.nvml import Nvml
@@ -57,6 +58,11 @@ class Decomposition:
                     case=json.dumps(asdict(self), sort_keys=True))
 
 
+@dataclass(frozen=True)
+class ContextSweep(Comparison):
+    """Decode at one context length, batch 1 and the main group ratio: where a GPU's telemetry is worth its seconds."""
+
+
 def cases(size: str, *, device: str = "cpu", variants: tuple[VariantRef, ...] | None = None,
           model: str | None = None) -> Iterator[Case]:
     """Decode over context, group ratio and batch (not crossed), prefill over the prompt's length, one real model."""
@@ -67,19 +73,19 @@ def cases(size: str, *, device: str = "cpu", variants: tuple[VariantRef, ...] | 
     longest = _longest(size, per_token, device)
     chosen = tuple(VariantRef(name) for name in DECODE) if variants is None else variants
 
-    def decode(shape, kv_len, batch_size=1, aa=False):
+    def decode(shape, kv_len, batch_size=1, aa=False, kind=Comparison):
         workload = Workload.decode(shape, batch_size=batch_size, kv_len=kv_len)
         # one call of naive_repeat on the longest context or on a batch takes more than a trial's whole time
         repeat = batch_size == 1 and (kv_len < longest or size == "smoke")
         refs = [v for v in chosen if repeat or v.ref != "naive_repeat"] or list(chosen)
         trials = [trial(v, workload, device=device) for v in refs]
         again = next((v for v in refs if v.ref == "sdpa"), refs[0])
-        return Comparison(tuple(trials + ([trial(again, workload, device=device, replica=1)] if aa else [])))
+        return kind(tuple(trials + ([trial(again, workload, device=device, replica=1)] if aa else [])))
 
     steps = 4 if size == "smoke" else 5
     contexts = [longest >> i for i in reversed(range(steps))]
     middle = contexts[1]
-    yield from (decode(shape, n, aa=n == middle) for n in contexts)
+    yield from (decode(shape, n, aa=n == middle, kind=ContextSweep) for n in contexts)
     if not shape.v_in_k:
         kv_heads = {shape.num_q_heads // r for r in ((1, 8) if size == "smoke" else (1, 4, 8, 32))
                     if shape.num_q_heads % r == 0} - {shape.num_kv_heads}
@@ -127,8 +133,10 @@ def run(case: Case, *, artifacts=None, watch: Watch | None = None) -> list[dict]
     if case.workload.phase == "prefill":
         chosen = (KernelError(), Memory())
     else:
-        cap_s = None if case.device.startswith("cuda") else 0.1 if max(case.workload.kv_lens) <= 2048 else 0.6
-        chosen = (KernelError(), FormatError(), Ceilings(), Timer(cap_s=cap_s), Roofline(), Nvml())
+        on_gpu = case.device.startswith("cuda")
+        cap_s = None if on_gpu else 0.1 if max(case.workload.kv_lens) <= 2048 else 0.6
+        watched = (Nvml(), Gpm()) if isinstance(case, ContextSweep) or not on_gpu else ()     # 3 to 8 s per trial
+        chosen = (KernelError(), FormatError(), Ceilings(), Timer(cap_s=cap_s), Roofline(), *watched)
     return measure(case, chosen, artifacts=artifacts, watch=watch)
 
 

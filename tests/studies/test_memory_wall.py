@@ -11,6 +11,7 @@ from kvlab.catalog.gpus import gpu
 from kvlab.catalog.models import model, models
 from kvlab.record.reading import Reading, failed, table
 from kvlab.record.statistics import aa_resolution, fit
+from kvlab.registry import case_from
 from kvlab.shapes import AttentionShape, Workload
 from kvlab.studies import memory_wall
 from kvlab.studies.memory_wall import Decomposition, cases, findings, main_ratio
@@ -134,8 +135,33 @@ def test_run_gives_decode_and_prefill_their_own_probes():
     assert {r["metric"] for r in rows} == {"kernel_error", "peak_extra_bytes", "gradient_bytes"}
     rows = memory_wall.run(Comparison((trial("sdpa", Workload.decode(shape, kv_len=128)),)))
     by = {r["metric"]: r for r in rows}
-    assert {"latency_s", "read_ceiling", "flops_share", "format_error", "power"} <= set(by)
+    assert {"latency_s", "read_ceiling", "flops_share", "format_error", "power_average", "sm_utilization"} <= set(by)
     assert by["latency_s"]["status"] == "ok" and by["latency_s"]["value"] > 0
+
+
+def test_a_gpus_telemetry_is_recorded_over_the_context_sweep_only(monkeypatch):
+    chosen = {}
+    monkeypatch.setattr(memory_wall, "measure", lambda case, probes, **_: chosen.setdefault(
+        (case.comparison_id), {p.name for p in probes}) and [])
+    for device in ("cpu", "cuda"):
+        chosen.clear()
+        decode = comparisons("small", "decode", device=device)
+        for case in decode:
+            memory_wall.run(case)
+        watched = [c for c in decode if {"nvml", "gpm"} <= chosen[c.comparison_id]]
+        if device == "cpu":
+            assert watched == decode
+        else:
+            assert {length(c) for c in watched} == {length(c) for c in decode} and len(watched) == 5
+            assert {ratio(c) for c in watched} == {8} and {c.workload.batch_size for c in watched} == {1}
+            assert not any({"nvml", "gpm"} & chosen[c.comparison_id] for c in decode if c not in watched)
+
+
+def test_a_case_of_the_context_sweep_is_found_again_from_its_fields():
+    case = comparisons("smoke", "decode")[0]
+    kind = type(case)
+    again = case_from(f"{kind.__module__}:{kind.__qualname__}", asdict(case))
+    assert again == case and type(again) is kind and again.comparison_id == case.comparison_id
 
 
 def test_the_articles_model_in_numbers():
