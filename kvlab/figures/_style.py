@@ -173,5 +173,6 @@ def _footer(rows: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
     undrawn = sorted(set(bad["variant"]) - set(rows["variant"]) - {""})
     if undrawn:
         yield f"Not drawn, because it failed or was refused: {', '.join(undrawn)}"
-    for source, absent in rows[rows["kind"] == "missing"].groupby("source", sort=False):
-        yield f"Not drawn: {source} gave nothing: {'; '.join(dict.fromkeys(absent['note']))}"
+    if len(table):                                       # of a run: what the catalogue lacks is part of the picture
+        for source, absent in rows[rows["kind"] == "missing"].groupby("source", sort=False):
+            yield f"Not drawn: {source} gave nothing: {'; '.join(dict.fromkeys(absent['note']))}"

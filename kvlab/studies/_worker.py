@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
+
 from kvlab.probes._base import Watch
 from kvlab.registry import case_from
 from kvlab.studies._run import Case, Each, Job, failed_case
@@ -129,13 +131,25 @@ class Worker:
         self._kill()
 
     def _kill(self) -> None:
-        """End the worker, dead or alive, with what it started where the system has process groups."""
+        """End the worker, dead or alive, with all that it started."""
+        started = _below(self.process.pid)          # a counter's program is in a group of its own, to be ended with it
         if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         else:
             self.process.kill()
+        for child in started:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
         self.process.wait()
+
+
+def _below(pid: int) -> list[psutil.Process]:
+    """All that a process started and what those started, as far as it still lives."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
 
 
 def _cause_of_death(code: int) -> tuple[str, str]:

@@ -332,7 +332,7 @@ def test_a_trials_copies_share_one_workspace_and_two_trials_do_not():
 
 @pytest.mark.parametrize("arguments, message", [
     (dict(variant="sdpaa"), "no attention variant named 'sdpaa'. Did you mean 'sdpa'? Known: "),
-    (dict(variant="nonsense"), "no attention variant named 'nonsense'. Known: flash, "),
+    (dict(variant="nonsense"), "no attention variant named 'nonsense'. Known: c_decode, "),
     (dict(kv_format="int8/tokn"), "no KV format named 'int8/tokn'. Did you mean 'int8/token'?"),
     (dict(dtype="fp8"), "dtype='fp8'; allowed: fp32, fp16, bf16"),
     (dict(dtype="fp64", kv_format="fp32"), "dtype='fp64'; allowed: fp32, fp16, bf16"),

@@ -261,6 +261,19 @@ def test_what_a_variant_started_neither_delays_nor_survives_its_worker(tmp_path,
     assert worker.process.poll() is not None and gone(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into /proc")
+def test_a_counters_program_in_a_session_of_its_own_ends_with_a_worker_that_hangs(tmp_path):
+    file = write(tmp_path, {"Starts": f"""
+        import subprocess
+        child = subprocess.Popen(['sleep', '60'], start_new_session=True)
+        open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))
+        time.sleep(3600)"""})
+    worker = Worker(patience_s=3.0)
+    worker.rows(Job(probes=("kernel_error",)), compare(f"{file}:Starts"))
+    worker.close()
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
 def test_what_variants_print_goes_to_the_runs_log_or_to_stderr(tmp_path, capfd):
     file = write(tmp_path, {"Prints": "print('said by', type(self).__name__, flush=True); "
                                       "os.write(1, b'and below\\n'); return honest()"})
