@@ -82,9 +82,21 @@ def least_cost(trial: Trial, cache_bytes: int = 0) -> Cost:
         visible = sum(n - w.first_visible(b) for b, n in enumerate(w.kv_lens))
         width = s.head_dim + (0 if s.v_in_k else s.v_dim)
         decoded = visible * s.num_kv_heads * width * trial.itemsize
-        if decoded > cache_bytes:
-            cost = cost.plus(read=decoded, write=decoded)
+        stored = sum(fmt.nbytes(n, s, first=w.first_visible(b)) for b, n in enumerate(w.kv_lens))
+        cost = cost.plus(read=not_found(decoded, stored, cache_bytes), write=decoded)
     return cost
+
+
+def not_found(nbytes: int, passed: int, cache_bytes: int) -> int:
+    """Bytes of an array that a second walk in the same order no longer finds in a cache of that size.
+
+    passed: bytes of other data that go by evenly, once, during the first walk (or the second). The cache forgets what
+    was used longest ago (LRU): a byte is found if the array and what passed between its two uses fit. Of an array
+    that fits by itself the part stays behind (or before) which little else passed.
+    """
+    if nbytes > cache_bytes:
+        return nbytes
+    return nbytes * max(0, nbytes + passed - cache_bytes) // passed if passed else 0
 
 
 def read_again(trial: Trial, times: int, cache_bytes: int) -> Cost:

@@ -4,7 +4,8 @@ from __future__ import annotations
 import warnings
 from functools import cache
 
-from kvlab.attention._oracle import contiguous_only
+from kvlab.attention._oracle import contiguous_only, not_found
+from kvlab.attention._variant import Cost
 from kvlab.kernels.folded_sdpa import folded_sdpa, visible_mask, visible_rule
 
 NO_SOFTCAP = "torch's scaled_dot_product_attention has no soft-capping; use naive or flash"
@@ -35,6 +36,34 @@ def per_sequence(trial, inputs, attend):
             out.append(attend(q_TQD[None], k[None], v[None], rules[b])[0])
         return torch.cat(out)
     return together if w.uniform else one_by_one
+
+
+def under_a_mask(cost: Cost, trial, cache_bytes: int, calls: int = 1) -> Cost:
+    """That cost and what a prompt's mask adds on a CPU, where torch is called `calls` times, each for all KV heads.
+
+    Every call turns the mask of booleans into floats, reads those again for each head unless they and one head's K and
+    V fit, and walks all of K and V, again unless they and the floats fit; several calls' outputs are stacked, and put
+    in order, by a copy each. torch's own tiles of query tokens, each of which walks a head's K and V, are not in it.
+    """
+    w, s, size = trial.workload, trial.workload.shape, trial.itemsize
+    if trial.device.startswith("cuda"):
+        return cost
+    for b in (range(1) if w.uniform else range(w.batch_size)):
+        q_len, kv_len, batch = w.q_lens[b], w.kv_lens[b], w.batch_size if w.uniform else 1
+        if q_len == 1:
+            continue
+        tokens, heads = kv_len - w.first_visible(b), batch * s.num_kv_heads * s.group_ratio // calls
+        causal = q_len == kv_len and (s.window is None or s.window >= kv_len)
+        cells = 0 if causal else q_len * tokens
+        floats, head = cells * size, tokens * (s.head_dim + (0 if s.v_in_k else s.v_dim)) * size
+        whole, out = batch * s.num_kv_heads * head, batch * q_len * s.num_q_heads * s.v_dim * size
+        read = cells + not_found(floats, head, cache_bytes)
+        read += (heads - 1) * floats if floats + head > cache_bytes else 0
+        again = (calls - 1) * whole if whole + floats > cache_bytes else 0
+        copied = 2 if calls > 1 else 1 if s.num_q_heads > 1 else 0
+        cost = cost.plus(read=calls * read + again + copied * not_found(out, whole, cache_bytes),
+                         write=calls * floats + copied * out)
+    return cost
 
 
 def on_backend(backend: str, call):

@@ -48,7 +48,9 @@ class Variant(Protocol):
     def cost(self, trial: Trial, cache_bytes: int = 0) -> Cost:
         """What this algorithm must move and do at the least.
 
-        Intermediate arrays of at most cache_bytes stay in the last-level cache and cost nothing.
+        In front of memory is a cache of cache_bytes that forgets what was used longest ago (LRU), filled with other
+        data. What is used again is read again unless it and all that was touched in between fits. Every array that
+        is written is written back once, an intermediate too.
         """
 
 

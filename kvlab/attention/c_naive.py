@@ -24,17 +24,28 @@ class CNaive:
         return c_call(self.name, trial, inputs)
 
     def cost(self, trial, cache_bytes=0) -> Cost:
-        """A matrix larger than the cache is written and read twice; then a group's K and V are read per query head.
+        """Bytes behind a cache that forgets what was used longest ago (LRU), one query head after the other.
 
-        The queries and the output of one head are taken to stay in the cache.
+        What is walked again in the same order is found again only if it and everything touched in between fits; else
+        each part is gone just before its turn, and nothing of it is found. K and V: between two rows lie they
+        themselves and a row of scores; between two heads of a group K, V and the matrix. The matrix: between product
+        and softmax lie it and K, between softmax and sum it and V, between a head and the next, which writes over it,
+        it, K and V. What is written is written back once in any case. A row of scores and of q are taken to fit.
         """
-        w, s = trial.workload, trial.workload.shape
-        cost, width = least_cost(trial, cache_bytes), (s.head_dim + (0 if s.v_in_k else s.v_dim)) * trial.itemsize
+        w, s, size = trial.workload, trial.workload.shape, trial.itemsize
+        cost, heads, group = least_cost(trial, cache_bytes), s.num_q_heads, s.group_ratio
+        last = 0                                             # what is left of the matrix at the end
         for b, (q_len, kv_len) in enumerate(zip(w.q_lens, w.kv_lens)):
             tokens = kv_len - w.first_visible(b)
-            scores, kv = q_len * tokens * trial.itemsize, tokens * width
-            if scores > cache_bytes:
-                cost = cost.plus(read=2 * s.num_q_heads * scores, write=2 * s.num_q_heads * scores)
-            if scores + kv > cache_bytes:
-                cost = cost.plus(read=(s.num_q_heads - s.num_kv_heads) * kv)
-        return cost._replace(executed_flops=2 * (s.head_dim + s.v_dim) * score_matrix_bytes(trial) // trial.itemsize)
+            row, k = tokens * size, tokens * s.head_dim * size
+            v, scores = tokens * s.v_dim * size, q_len * row
+            both = k if s.v_in_k else k + v
+            for side in (k, v):
+                walks = q_len if side + row > cache_bytes else 1 if both + scores > cache_bytes else 1 / group
+                cost = cost.plus(read=round(heads * walks * side))
+            cost = cost.plus(read=-heads * both // group)            # that of least_cost
+            gone = [scores + between > cache_bytes for between in (k, v, both)]
+            cost = cost.plus(read=heads * scores * (gone[0] + gone[1]), write=heads * scores * (gone[0] + gone[2]))
+            last = max(last, 0 if gone[2] else scores)
+        cost = cost.plus(write=last)
+        return cost._replace(executed_flops=2 * (s.head_dim + s.v_dim) * score_matrix_bytes(trial) // size)

@@ -4,8 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.attention._oracle import least_cost
-from kvlab.attention._sdpa import NO_SOFTCAP
+from kvlab.attention._oracle import least_cost, not_found
+from kvlab.attention._sdpa import NO_SOFTCAP, under_a_mask
 from kvlab.attention._variant import Cost
 from kvlab.kernels.folded_sdpa import folded_sdpa, visible_rule
 from kvlab.kv.cache import Layout
@@ -67,9 +67,10 @@ class Paged:
     def cost(self, trial, cache_bytes=0) -> Cost:
         w, s, fmt = trial.workload, trial.workload.shape, trial.format
         stored = sum(fmt.nbytes(n, s, first=w.first_visible(b)) for b, n in enumerate(w.kv_lens))
-        moved = stored if stored > cache_bytes else 0
         tables = 8 * sum(-(-n // (trial.layout.block_size or n)) for n in w.kv_lens)
-        return least_cost(trial, cache_bytes).plus(read=moved + tables, write=moved)
+        # K and V are both gathered before either is used: what is stored passes once while they are written
+        cost = least_cost(trial, cache_bytes).plus(read=not_found(stored, stored, cache_bytes) + tables, write=stored)
+        return under_a_mask(cost, trial, cache_bytes, s.group_ratio)
 
 
 def _rows(inputs, where, kv_heads: int | None):

@@ -4,8 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.attention._oracle import least_cost, read_again
-from kvlab.attention._sdpa import per_sequence, sdpa_why_not
+from kvlab.attention._oracle import least_cost
+from kvlab.attention._sdpa import per_sequence, sdpa_why_not, under_a_mask
 from kvlab.attention._variant import Cost
 from kvlab.kernels.folded_sdpa import folded_sdpa
 
@@ -22,6 +22,4 @@ class Sdpa:
         return per_sequence(trial, inputs, folded_sdpa)
 
     def cost(self, trial, cache_bytes=0) -> Cost:
-        if trial.device.startswith("cuda") or trial.workload.phase == "decode":
-            return least_cost(trial, cache_bytes)
-        return read_again(trial, trial.workload.shape.group_ratio - 1, cache_bytes)
+        return under_a_mask(least_cost(trial, cache_bytes), trial, cache_bytes, trial.workload.shape.group_ratio)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvlab.attention._oracle import least_cost, read_again
-from kvlab.attention._sdpa import per_sequence, sdpa_why_not
+from kvlab.attention._sdpa import per_sequence, sdpa_why_not, under_a_mask
 from kvlab.attention._variant import Cost
 
 
@@ -27,4 +27,4 @@ class SdpaEnableGqa:
     def cost(self, trial, cache_bytes=0) -> Cost:
         if trial.device.startswith("cuda"):
             return least_cost(trial, cache_bytes)
-        return read_again(trial, trial.workload.shape.group_ratio - 1, cache_bytes)
+        return under_a_mask(read_again(trial, trial.workload.shape.group_ratio - 1, cache_bytes), trial, cache_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.attention._oracle import least_cost, score_matrix_bytes
+from kvlab.attention._oracle import least_cost, not_found, score_matrix_bytes
 from kvlab.attention._sdpa import backend_why_not, on_backend
 from kvlab.attention._variant import Cost
 from kvlab.attention.naive import Naive
@@ -23,8 +23,13 @@ class SdpaMath(Sdpa):
         return on_backend("MATH", super().prepare(trial, inputs))
 
     def cost(self, trial, cache_bytes=0) -> Cost:
-        # scores are written, read and written by the softmax, read by the sum; torch scales q and K, not the scores
-        scores, s = score_matrix_bytes(trial), trial.workload.shape
-        moved = 2 * scores if scores > cache_bytes else 0
+        """The product writes the scores, the softmax a second matrix; K passes before the one is read, V the other.
+
+        What torch scales (q and a copy of K) and how it hides cells is its own and not in it.
+        """
+        w, scores, s = trial.workload, score_matrix_bytes(trial), trial.workload.shape
+        tokens = sum(kv_len - w.first_visible(b) for b, kv_len in enumerate(w.kv_lens))
+        k, v = (tokens * s.num_kv_heads * width * trial.itemsize for width in (s.head_dim, s.v_dim))
         flops = 2 * (s.head_dim + s.v_dim) * scores // trial.itemsize                  # the masked half is computed too
-        return least_cost(trial, cache_bytes)._replace(executed_flops=flops).plus(moved, moved)
+        return least_cost(trial, cache_bytes)._replace(executed_flops=flops).plus(
+            read=sum(not_found(scores, max(scores, side), cache_bytes) for side in (k, v)), write=2 * scores)

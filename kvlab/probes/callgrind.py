@@ -51,6 +51,7 @@ class Callgrind:
 
     The variants c_… run as a program of their own, in seconds. All others run in one Python for the whole comparison,
     which imports torch under valgrind: half a minute and more. timeout_s: of each such process; it is then ended.
+    last_level_bytes is that size again: of the cache that was simulated, not of this machine's.
     Reads that stores cause (write-allocate) are apart, in write_allocate_bytes: no algorithm asks for them, a CPU
     makes them unless its stores bypass the cache. Instructions count in the note only: they would be in the cache if
     the call were not the first after a flush. Source: the manual of valgrind 3.19, Callgrind and Cachegrind.
@@ -59,7 +60,7 @@ class Callgrind:
     timeout_s: float = 240.0
     name: ClassVar[str] = "callgrind"
     on_request: ClassVar[bool] = True
-    metrics: ClassVar[dict[str, str]] = {**TRAFFIC, "write_allocate_bytes": "B"}
+    metrics: ClassVar[dict[str, str]] = {**TRAFFIC, "write_allocate_bytes": "B", "last_level_bytes": "B"}
     needs: ClassVar[tuple[str, ...]] = ("kernel_error",)
     rotates: ClassVar[bool] = False
 
@@ -150,6 +151,7 @@ class Callgrind:
         yield from traffic(case, total=found.read + found.write, read=found.read, write=found.write,
                            cache_bytes=self.cache_bytes, kind="simulated", method="cache simulator", **common)
         yield Reading("write_allocate_bytes", found.allocate, "B", "simulated", method="cache simulator", **common)
+        yield Reading("last_level_bytes", self.cache_bytes, "B", "simulated", method="setting", **common)
 
 
 def simulate(command: Sequence[str], cache_bytes: int, timeout_s: float) -> tuple[dict[str, dict[str, int]], str]:

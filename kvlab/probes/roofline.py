@@ -49,7 +49,7 @@ class Roofline:
         yield self._model("useful_flops", ideal.executed_flops, "2·Hq·(Dk+Dv)·visible pairs")
         yield self._model("intensity", ideal.executed_flops / total, "useful_flops ÷ ideal_bytes")
         yield self._model("executed_flops", cost.executed_flops, "variant.cost")
-        free = f"intermediate arrays of up to {cache:,} bytes are taken to stay in the cache"
+        free = f"behind a cache of {cache:,} bytes that forgets what was used longest ago"
         yield self._model("hbm_read_bytes", cost.read_bytes, "variant.cost", note=free)
         yield self._model("hbm_write_bytes", cost.write_bytes, "variant.cost", note=free)
         yield self._model("hbm_bytes", cost.read_bytes + cost.write_bytes, "variant.cost", note=free)

@@ -30,6 +30,15 @@ def counted(table: pd.DataFrame, source: str, metric: str) -> pd.DataFrame:
     return rows[rows["source"].map(source_name) == source]
 
 
+def swept(table: pd.DataFrame) -> pd.DataFrame:
+    """callgrind's ratios to the formula of trials that were simulated behind several caches, with `cache_bytes`."""
+    sizes = counted(table, "callgrind", "last_level_bytes").drop_duplicates("case_id").set_index("case_id")["value"]
+    rows = counted(table, "callgrind", "traffic_to_model").drop_duplicates("case_id")
+    rows = rows[rows["case_id"].isin(sizes.index) & (rows["case"].fillna("") != "")]
+    rows = rows.assign(cache_bytes=rows["case_id"].map(sizes)).drop_duplicates(["case", "cache_bytes"])
+    return rows[rows.groupby("case")["cache_bytes"].transform("nunique") > 2]
+
+
 def reason_of(table: pd.DataFrame, source: str, metric: str) -> str:
     """Why that source gave no value of the metric: the commonest reason, or "" where it was never asked."""
     rows = table[(table["metric"] == metric) & (table["kind"] == "missing")]

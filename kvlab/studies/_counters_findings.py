@@ -1,11 +1,13 @@
 """What the sources of bytes and of utilisation say of each other, in words. Nothing is claimed that no row holds."""
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kvlab.record.counters import GROUPS, SOURCES, TOLERANCE, counted, group_of, reason_of, source_name
+from kvlab.record.counters import GROUPS, SOURCES, TOLERANCE, counted, group_of, reason_of, source_name, swept
 from kvlab.record.reading import weakest
+from kvlab.registry import case_from
 from kvlab.studies._run import Finding
 from kvlab.units import display
 
@@ -13,13 +15,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 GPM_TO_NCU = 0.1                # |GPM bytes − ncu| that counts as agreement
+EDGE = 1.25                     # a formula steps where a working set equals the cache, a cache slides around it
 CLAIM = 0.1                     # the article's: GPU compute utilisation can fall below 10 %
 
 
 def findings(table: pd.DataFrame) -> list[Finding]:
     """Agreement source by source, repeated heads, utilisation, the cold label, GPM against ncu, and who was absent."""
-    return [*_answer(table), *(one for source in SOURCES for one in _agreement(table, source)), *_gpm_to_ncu(table),
-            *_repeated(table), *_utilisation(table), *_cold(table), *_absent(table)]
+    return [*_answer(table), *(one for source in SOURCES for one in _agreement(table, source)), *_sweep(table),
+            *_gpm_to_ncu(table), *_repeated(table), *_utilisation(table), *_cold(table), *_absent(table)]
 
 
 def verdict(low: float, high: float, tolerance: float) -> str:
@@ -37,6 +40,9 @@ def _ends(rows: pd.DataFrame) -> pd.DataFrame:
 def _judged(table: pd.DataFrame, source: str) -> pd.DataFrame:
     """That source's ratios to the formula, with group, tolerance and verdict of each."""
     rows = _ends(counted(table, source, "traffic_to_model"))
+    if source == "callgrind":
+        sizes = swept(table).set_index("case_id")["cache_bytes"].to_dict()
+        rows = rows.assign(cache_bytes=rows["case_id"].map(sizes).astype(float))
     if source == "gpm":                              # its κ comes from a copy and a read: there it agrees by making
         rows = rows[~rows["variant"].isin(["copy", "read"])]
     groups = rows["variant"].map(group_of)
@@ -48,7 +54,9 @@ def _judged(table: pd.DataFrame, source: str) -> pd.DataFrame:
 def _label(row) -> str:
     if not row["phase"]:
         return str(row["variant"])
-    return f"{row['variant']}, {row['phase']}, group ratio {row['group_ratio']}, kv_len {row['kv_len']}"
+    behind = row.get("cache_bytes")
+    return (f"{row['variant']}, {row['phase']}, group ratio {row['group_ratio']}, kv_len {row['kv_len']}"
+            + (f", behind {display(behind, 'B')}" if behind and behind == behind else ""))
 
 
 def _answer(table) -> Iterator[Finding]:
@@ -102,6 +110,32 @@ def _split(table, source, row) -> str:
         found[metric] = float(own["value"].iloc[0])
     return (f": {display(found['hbm_read_bytes'], 'B')} read, {display(found['hbm_write_bytes'], 'B')} written, the "
             f"formula says {display(found['hbm_bytes'] / row['value'], 'B')} in all")
+
+
+def _sweep(table) -> Iterator[Finding]:
+    """Each C kernel behind simulated caches of every size: where the formula holds, and where not, why."""
+    rows = swept(table)
+    for variant, own in rows.groupby("variant", sort=False):
+        tolerance = TOLERANCE[group_of(variant)]
+        off = own[(own["value"] - 1).abs() > tolerance]
+        sizes = sorted(own["cache_bytes"].unique())
+        said = "; ".join(
+            f"{display(row['cache_bytes'], 'B')} at group ratio {row['group_ratio']}: {row['value']:.2f} ×, "
+            + ("a working set lies within" if _on_edge(row) else "and no working set lies within")
+            + f" {EDGE:g} × of the cache" for _, row in off.iterrows())
+        ratios = ", ".join(str(n) for n in sorted(own["group_ratio"].unique()))
+        yield Finding(f"sweep:{variant}", f"{variant} behind simulated caches of {display(sizes[0], 'B')} to "
+                      f"{display(sizes[-1], 'B')}, group ratios {ratios}: within ± {100 * tolerance:.0f} % of its "
+                      f"formula at {len(own) - len(off)} of {len(own)} ({own['value'].min():.2f} to "
+                      f"{own['value'].max():.2f} ×){'; ' + said if said else ''}.",
+                      (len(own) - len(off)) / len(own), "ratio", None, None, weakest(own["kind"]))
+
+
+def _on_edge(row) -> bool:
+    """Whether the trial's formula takes a step within EDGE × of the cache."""
+    trial = case_from("kvlab.attention:Trial", json.loads(row["case"]))
+    cost = trial.variant.load().cost
+    return cost(trial, int(row["cache_bytes"] / EDGE))[:2] != cost(trial, int(row["cache_bytes"] * EDGE))[:2]
 
 
 def _gpm_to_ncu(table) -> Iterator[Finding]:

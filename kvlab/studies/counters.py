@@ -4,13 +4,25 @@ Bears on the article's claims that attention over the KV cache is bound by memor
 falls below 10 %: nobody's bytes are believed before another source, or arithmetic nobody disputes, gives the same.
 Operations of known traffic, decode with MHA, GQA and MQA, prefill with and without the score matrix, repeated heads:
 each is held against the variant's own formula, behind the cache of the source that counted.
+
+On a CPU the cache is simulated, and its size is a choice, so it is swept: kvlab's C kernels, one fixed shape each,
+behind every power of two from 64 KiB to 4 MiB. A formula steps where a working set equals the cache, a real cache
+slides: within 1.25 × of a step no agreement is promised. So the shapes were laid out from the formulas, before anything
+was simulated: seconds each, every working set between two sizes of the sweep and about 1.25 × away from both at least.
+(c_naive: 94 KiB for one head's K and a row of scores, 666 KiB with the score matrix, 754 KiB with V. c_flash: 167 to
+208 KiB for K, V and two tiles of queries.) Findings name each case that is off, and whether a step is that near. All
+else runs behind 1 MiB, which holds torch's own tiles: 512 tokens of K and V.
 """
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
 
 from kvlab.attention import Comparison, VariantRef, trial
+from kvlab.attention._base import digest
+from kvlab.attention.c_flash import CFlash
 from kvlab.probes import measure
 from kvlab.probes._base import Probe, Watch, hardware
 from kvlab.probes._known import Operation
@@ -32,17 +44,38 @@ from kvlab.units import KiB, MiB
 __all__ = ["SIZES", "cases", "findings", "run"]
 SIZES = ("smoke", "small", "large")
 RATIOS = (1, 4, 8)
-# what gives bytes; each runs or says why not. The simulated cache is small, so that seconds of simulation exceed it
-COUNTERS = (Gpm(), Ncu(), Callgrind(cache_bytes=128 * KiB), Perf())
+SWEPT = tuple(2**n * KiB for n in range(6, 13))                      # simulated caches: 64 KiB to 4 MiB
+# what gives bytes; each runs or says why not
+COUNTERS = (Gpm(), Ncu(), Callgrind(cache_bytes=1 * MiB), Perf())
 GPU_DECODE = ("naive", "naive_repeat", "sdpa", "paged", "flash_attn")
 GPU_PREFILL = ("naive", "sdpa", "flash_attn")
+
+
+@dataclass(frozen=True)
+class Behind:
+    """The bytes of a comparison behind a simulated cache of one size, and nothing else of it."""
+    comparison: Comparison
+    cache_bytes: int
+
+    @cached_property
+    def comparison_id(self) -> str:
+        return digest(asdict(self))
+
+    def columns(self) -> dict:
+        return {**self.comparison.columns(), "case": json.dumps(asdict(self), sort_keys=True)}
+
+    def rows(self, watch: Watch) -> Iterator[dict]:
+        """Rows of the comparison under this case's own ids: the same trial has others behind another cache."""
+        probes = [KernelError(), Callgrind(self.cache_bytes)]
+        for row in measure(self.comparison, probes, watch=watch):
+            yield {**row, "comparison_id": self.comparison_id, "case_id": digest([row["case_id"], self.cache_bytes])}
 
 
 def cases(size: str, *, device: str = "cpu", variants: tuple[VariantRef, ...] | None = None,
           model: str | None = None) -> Iterator[Case]:
     """Operations, decode over group ratios, prefill. A GPU: torch's variants. A CPU: kvlab's C kernels, then torch's.
 
-    Decode reads at least twice the cache (a GPU's L2; the simulated one of 128 KiB), or reuse inside it would decide.
+    Decode reads at least twice the cache (a GPU's L2; the simulated one of 1 MiB), or reuse inside it would decide.
     """
     if model is not None:
         raise ValueError("counters asks about sources, not about models: leave --model out")
@@ -65,30 +98,44 @@ def _on_gpu(size, device, variants) -> Iterator[Case]:
 
 
 def _on_cpu(size, device, variants) -> Iterator[Case]:
-    """C kernels in seconds; torch under a simulator takes minutes, so `smoke` leaves it out."""
+    """C kernels in seconds; torch under a simulator and the sweep take minutes, so `smoke` leaves them out."""
     ratios = (1, 2, 4, 8) if size == "large" else RATIOS
     for ratio in ((1, 8) if size == "smoke" else ratios):
-        workload = Workload.decode(AttentionShape(8, 8 // ratio, 64), kv_len=4096)
-        yield _compared(workload, ("c_decode",), device, variants)
+        yield _compared(_decode(ratio), ("c_decode",), device, variants)
     if variants is not None:
         return
-    for ratio in ((4,) if size == "smoke" else ratios):              # one head's scores are three times the cache
-        workload = Workload.prefill(AttentionShape(8, 8 // ratio, 32), q_len=32, kv_len=3072)
+    for ratio in ((4,) if size == "smoke" else ratios):
+        workload = Workload.prefill(AttentionShape(ratio, 1, 32), q_len=32, kv_len=6144)
         yield _compared(workload, ("c_naive", "c_flash"), device)
     if size == "smoke":
         return
+    for ratio in ratios:
+        swept = Workload.prefill(AttentionShape(ratio, 1, 16), q_len=104, kv_len=1408)
+        for case in (_compared(_decode(ratio), ("c_decode",), device),
+                     _compared(swept, ("c_naive", VariantRef.of(CFlash(q_tile=16))), device)):
+            yield from (Behind(case, cache_bytes) for cache_bytes in SWEPT)
     yield from (Operation(name, nbytes) for name, nbytes in
-                (("copy", 8 * MiB), ("read", 8 * MiB), ("matmul", 32 * KiB)))     # three matrices that fit
+                (("copy", 8 * MiB), ("read", 8 * MiB), ("matmul", 256 * KiB)))    # three matrices that fit
     yield _compared(Workload.decode(AttentionShape(8, 1, 64), kv_len=16384), ("naive", "naive_repeat", "sdpa", "paged"),
                     device)
-    yield _compared(Workload.prefill(AttentionShape(4, 1, 32), q_len=64, kv_len=2048), ("naive", "sdpa"), device)
+    yield _compared(Workload.prefill(AttentionShape(4, 1, 64), q_len=32, kv_len=4096), ("naive", "sdpa"), device)
+
+
+def _decode(ratio: int) -> Workload:
+    """A decode step in C: 16 MiB of K and V over the group ratio."""
+    return Workload.decode(AttentionShape(8, 8 // ratio, 64), kv_len=4096)
 
 
 def run(case: Case, *, artifacts=None, watch: Watch | None = None) -> list[dict]:
-    """Attention: correctness, ceilings, time, roofline and every counter. An operation: every counter of bytes."""
+    """Attention: correctness, ceilings, time, roofline and every counter. An operation: every counter of bytes.
+
+    Behind one simulated cache: that simulation alone.
+    """
     watch = watch or Watch()
     if isinstance(case, Operation):
         return list(_counted(case, watch))
+    if isinstance(case, Behind):
+        return list(case.rows(watch))
     chosen: list[Probe] = [KernelError(), Ceilings(), Timer(cap_s=None if case.device.startswith("cuda") else 0.3),
                            Roofline(), Nvml(), *COUNTERS]
     return measure(case, chosen, artifacts=artifacts, watch=watch)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvlab.attention import Comparison, ideal_traffic, least_cost, trial, useful_flops, variants
 from kvlab.attention._matrix import WORKLOADS
-from kvlab.attention._oracle import score_matrix_bytes
+from kvlab.attention._oracle import not_found, score_matrix_bytes
 from kvlab.attention.flash import Flash
 from kvlab.kv.cache import Layout
 from kvlab.kv.formats import kv_format
@@ -176,13 +176,39 @@ def test_a_layout_that_does_not_share_reads_the_prefix_once_per_sequence():
     assert least_cost(shared) == ideal_traffic(workload, kv_format("fp32"), 4)
 
 
-def test_decoding_a_format_costs_a_write_and_a_read_of_the_floats_unless_they_stay_in_the_cache():
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 90))
+def test_what_a_second_walk_does_not_find_is_what_an_lru_cache_forgot(nbytes, passed, cache):
+    """A cache of single bytes, run: the array is walked while others pass evenly, then walked again alone."""
+    held, others, missed = [], iter(range(1000, 1000 + passed)), 0
+
+    def touch(one):
+        found = one in held
+        if found:
+            held.remove(one)
+        held.append(one)
+        del held[:max(0, len(held) - cache)]
+        return found
+    for i in range(nbytes):
+        touch(i)
+        for _ in range((i + 1) * passed // nbytes - i * passed // nbytes):
+            touch(next(others))
+    for i in range(nbytes):
+        missed += not touch(i)
+    expected = not_found(nbytes, passed, cache)
+    assert abs(missed - expected) <= 2 + (passed and nbytes / passed) + (nbytes == cache) * nbytes
+
+
+def test_decoding_a_format_costs_a_write_of_the_floats_and_a_read_unless_they_and_the_codes_fit():
     workload = Workload.decode(replace(GQA, window=30), batch_size=2, kv_len=80)
     one = trial("sdpa", workload, kv_format="int8/token")
     ideal, floats = ideal_traffic(workload, one.format, 4), 2 * 30 * 2 * (16 + 16) * 4
+    codes = 2 * (one.format.nbytes(80, workload.shape, first=50))
     assert one.format_path == "decoded"
     assert least_cost(one, floats - 1) == ideal.plus(read=floats, write=floats)
-    assert least_cost(one, floats) == ideal
+    assert least_cost(one, floats + codes) == ideal.plus(write=floats), "what is written is written back"
+    half = least_cost(one, floats + codes // 2).read_bytes - ideal.read_bytes
+    assert half == pytest.approx(floats / 2, rel=0.01), "half of the codes passed behind the part that stayed"
     for name in ("fp8_e4m3", "kivi4/g4/r4", "bf16+kivi4/g2/r6", "k16v8"):
         two, stored = trial("sdpa", workload, kv_format=name), ideal_traffic(workload, kv_format(name), 4)
         assert two.format_path == "decoded" and least_cost(two) == stored.plus(read=floats, write=floats)
@@ -202,24 +228,48 @@ def cost_of(variant, workload, cache_bytes=0, **rest):
 
 
 @pytest.mark.parametrize("ratio", [1, 4, 16])
-def test_repeated_heads_cost_a_write_and_a_read_of_k_and_v_per_query_head(ratio):
+def test_repeated_heads_are_read_per_copy_written_and_read_again(ratio):
     shape = AttentionShape(2 * ratio, 2, 16)
     workload = Workload.decode(shape, batch_size=2, kv_len=100)
     grouped, repeated = cost_of("naive", workload), cost_of("naive_repeat", workload)
-    copies = 2 * 100 * (2 * ratio) * (16 + 16) * 4
-    assert (repeated.read_bytes - grouped.read_bytes, repeated.write_bytes - grouped.write_bytes) == (copies, copies)
+    copies, stored = 2 * 100 * (2 * ratio) * (16 + 16) * 4, 2 * 100 * 2 * (16 + 16) * 4
+    assert repeated.write_bytes - grouped.write_bytes == copies
+    assert repeated.read_bytes - grouped.read_bytes == copies + (ratio - 1) * stored      # each copy reads its head
     assert repeated.executed_flops == grouped.executed_flops == useful_flops(workload)
-    assert cost_of("naive_repeat", workload, copies).read_bytes < repeated.read_bytes     # they fit the cache
+    head = 100 * 16 * 4
+    gone, stays = (cost_of("naive_repeat", workload, cache).read_bytes for cache in (2 * head - 1, 2 * head))
+    assert gone - stays == pytest.approx((ratio - 1) * stored, abs=4), "a head and its copy fit"
+    all_stay = cost_of("naive_repeat", workload, 2**30)
+    assert all_stay.read_bytes == least_cost(trial("naive", workload)).read_bytes
+    assert all_stay.write_bytes - cost_of("naive", workload, 2**30).write_bytes == copies
 
 
-def test_the_score_matrix_is_moved_three_times_each_way_unless_it_stays_in_the_cache():
+def test_the_score_matrix_is_written_scaled_hidden_and_its_softmax_read_unless_all_that_passes_fits():
     workload = Workload(replace(MHA, window=8), (5, 1), (20, 3))
     one = trial("naive", workload)
-    scores = 4 * (5 * 12 + 1 * 3) * 4                                 # queries 15 … 19 see tokens 8 … 19 between them
-    assert score_matrix_bytes(one) == scores
-    assert cost_of("naive", workload)[:2] == tuple(n + 3 * scores for n in least_cost(one)[:2])
-    assert cost_of("naive", workload, scores)[:2] == least_cost(one)[:2]
-    assert cost_of("naive", workload).executed_flops == 2 * (16 + 16) * 4 * (5 * 12 + 1 * 3)    # hidden cells too
+    long, short, mask = 4 * 5 * 12 * 4, 4 * 3 * 4, 5 * 12             # queries 15 … 19 see tokens 8 … 19 between them
+    hidden = 4 * 5 * (12 - 8) * 4
+    assert score_matrix_bytes(one) == long + short
+    q = out = 5 * 4 * 16 * 4                                          # put in order by a copy each
+    least, cost = least_cost(one), cost_of("naive", workload)
+    assert cost.read_bytes == least.read_bytes + 3 * (long + short) + 4 * mask + hidden + q + out
+    assert cost.write_bytes == least.write_bytes + 3 * (long + short) + hidden + q + out
+    stays = cost_of("naive", workload, 2**20)
+    assert stays.read_bytes == least.read_bytes + mask
+    assert stays.write_bytes == least.write_bytes + 2 * (long + short) + q + out, "each array is written back once"
+    assert cost.executed_flops == 2 * (16 + 16) * 4 * (5 * 12 + 1 * 3)                          # hidden cells too
+
+
+def test_scores_that_fit_do_not_survive_k_and_v_passing_by():
+    """4 heads, 1,000 tokens: 16 kB of scores, 256 kB each of K and V; a cache of 144 kB keeps half of them."""
+    workload = Workload.decode(MHA, kv_len=1000)
+    scores, k = 4 * 1000 * 4, 4 * 1000 * 16 * 4
+    least = least_cost(trial("naive", workload)).read_bytes
+    read = {cache: cost_of("naive", workload, cache).read_bytes - least for cache in (
+        2 * scores, scores + k // 2, scores + k)}
+    assert read[scores + k] == 0
+    assert read[scores + k // 2] == pytest.approx(scores, rel=0.01), "half each by scaling and sum"
+    assert read[2 * scores] == pytest.approx(2 * scores * (1 - scores / k), rel=0.01)
 
 
 def test_naive_prefill_moves_bytes_in_the_square_of_the_length_and_flash_does_not():
@@ -227,7 +277,8 @@ def test_naive_prefill_moves_bytes_in_the_square_of_the_length_and_flash_does_no
         workload = Workload.prefill(MHA, q_len=n)
         return sum(cost_of(variant, workload)[:2]) - sum(least_cost(trial(variant, workload))[:2])
 
-    assert extra("naive", 512) == 4 * extra("naive", 256) > 0
+    assert extra("naive", 4096) == pytest.approx(4 * extra("naive", 2048), rel=0.01)
+    assert extra("naive", 256) > 0
     assert extra(Flash(q_tile=1024), 512) == 0
 
 
@@ -251,30 +302,53 @@ def test_flash_under_a_window_counts_again_only_what_two_tiles_both_see():
 
 def test_paged_writes_and_reads_the_gathered_bytes_and_reads_its_tables():
     workload = Workload(GQA, (1, 1), (40, 17))
-    stored, least = kv_format("fp32").nbytes(40, GQA) + kv_format("fp32").nbytes(17, GQA), None
+    stored = kv_format("fp32").nbytes(40, GQA) + kv_format("fp32").nbytes(17, GQA)
     one = trial("paged", workload, layout=Layout(16, "random"))
     least, cost = least_cost(one), cost_of("paged", workload, layout=Layout(16, "random"))
     assert cost[:2] == (least.read_bytes + stored + 8 * (3 + 2), least.write_bytes + stored)
-    assert cost_of("paged", workload, stored, layout=Layout(16, "random")).write_bytes == least.write_bytes
+    stays = cost_of("paged", workload, 2 * stored, layout=Layout(16, "random"))      # beside what was gathered
+    assert stays == least.plus(read=8 * (3 + 2), write=stored)
 
 
-@pytest.mark.parametrize("name, workload, again", [
-    ("sdpa_enable_gqa", Workload.decode(GQA, batch_size=2, kv_len=100), 3 * 200),
-    ("sdpa_enable_gqa", Workload(GQA, (1, 1), (100, 60)), 3 * 160),
-    ("sdpa_enable_gqa", Workload.prefill(GQA, q_len=100), 3 * 100),
-    ("sdpa_enable_gqa", Workload.decode(MHA, kv_len=100), 0),
-    ("sdpa", Workload.prefill(GQA, q_len=100), 3 * 100),
-    ("sdpa", Workload.prefill(replace(GQA, window=10), q_len=4, kv_len=100), 3 * 13),
-    ("sdpa", Workload.decode(GQA, batch_size=2, kv_len=100), 0),      # folded: the group's heads are query tokens
+@pytest.mark.parametrize("workload, again", [
+    (Workload.decode(GQA, batch_size=2, kv_len=100), 3 * 200),
+    (Workload(GQA, (1, 1), (100, 60)), 3 * 160),
+    (Workload.decode(MHA, kv_len=100), 0),
 ])
-def test_torch_on_a_cpu_walks_k_and_v_once_per_query_head_unless_one_heads_stay_in_the_cache(name, workload, again):
-    one = trial(name, workload)
+def test_enable_gqa_walks_k_and_v_once_per_query_head_unless_one_heads_stay_in_the_cache(workload, again):
     longest = max(n - workload.first_visible(b) for b, n in enumerate(workload.kv_lens))
     one_head, per_token = longest * (16 + 16) * 4, workload.shape.num_kv_heads * (16 + 16) * 4
-    least = least_cost(one)
-    assert cost_of(name, workload, one_head - 1) == least.plus(read=again * per_token)
-    assert cost_of(name, workload, one_head) == least
-    assert cost_of(name, workload, device="cuda", dtype="fp32") == least, "a GPU's kernels share them"
+    least = least_cost(trial("sdpa", workload))
+    assert cost_of("sdpa_enable_gqa", workload, one_head - 1) == least.plus(read=again * per_token)
+    assert cost_of("sdpa_enable_gqa", workload, one_head) == least
+    assert cost_of("sdpa", workload) == least, "folded: the group's heads are query tokens"
+
+
+@pytest.mark.parametrize("workload, tokens, masks", [
+    (Workload.prefill(GQA, q_len=100), 100, 0),                       # causal, without a mask
+    (Workload.prefill(replace(GQA, window=10), q_len=4, kv_len=100), 13, 4 * 13),
+    (Workload.prefill(GQA, q_len=20, kv_len=100), 100, 20 * 100),
+    (Workload.prefill(GQA, batch_size=3, q_len=20, kv_len=100), 100, 20 * 100),
+])
+def test_sdpa_under_a_mask_is_a_call_per_head_of_the_group_and_a_mask_of_floats_each(workload, tokens, masks):
+    """Masks are of booleans; each call writes its floats and reads them for each KV head; outputs are copied twice."""
+    q_len, batch, least = workload.q_lens[0], workload.batch_size, least_cost(trial("sdpa", workload))
+    kv, out = batch * 2 * tokens * (16 + 16) * 4, batch * q_len * 8 * 16 * 4
+    cost = cost_of("sdpa", workload)
+    assert cost.read_bytes == least.read_bytes + 3 * kv + 4 * (masks + batch * 2 * 4 * masks) + 2 * out
+    assert cost.write_bytes == least.write_bytes + 4 * 4 * masks + 2 * out
+    stays = cost_of("sdpa", workload, 2**30)
+    assert stays.read_bytes == least.read_bytes + 4 * masks and stays.write_bytes == cost.write_bytes
+    assert cost_of("sdpa", workload, device="cuda", dtype="fp32") == least, "a GPU's kernels share K and V"
+
+
+def test_a_head_of_the_group_finds_k_and_v_only_if_those_of_all_kv_heads_stayed():
+    workload = Workload.prefill(GQA, q_len=100)
+    one_head, out = 100 * (16 + 16) * 4, 100 * 8 * 16 * 4
+    least = least_cost(trial("sdpa", workload)).read_bytes
+    assert cost_of("sdpa", workload, one_head).read_bytes - least == 3 * 2 * one_head + 2 * out
+    assert cost_of("sdpa", workload, 2 * one_head).read_bytes - least <= 2 * out
+    assert cost_of("sdpa_enable_gqa", workload, one_head).read_bytes - least <= out
 
 
 def test_a_latent_is_walked_again_without_a_v_of_its_own():

@@ -1,4 +1,5 @@
 """Rows of a run of the study counters whose every number is known beforehand. Tests only; never a result file."""
+import json
 from dataclasses import asdict
 
 from kvlab.record.reading import Reading, missing, table
@@ -64,6 +65,19 @@ def on_cpu():
         rows += absent(about, "ncu", "ncu is not installed", "hbm_bytes", "sm_utilization", "cold_share")
         rows += absent(about, "perf", "no PMU", "hbm_bytes")
         rows += absent(about, "nvml", NO_GPU, "power_instant", "power_average", "sm_clock", "memory_clock")
+    return rows
+
+
+def behind(variant, ratios, *, ratio=4, trial=None):
+    """A trial's bytes behind caches of 64 KiB, 128 KiB and so on: `ratios` × the formula's."""
+    rows = []
+    for i, found in enumerate(ratios):
+        size = 65536 << i
+        about = dict(context(variant, "prefill", ratio, 1408), case=json.dumps(asdict(trial), sort_keys=True) if trial
+                     else f"{variant} {ratio}")
+        about["case_id"] = about["comparison_id"] = f"{variant}-{ratio}-{size}"
+        rows += bytes_of(about, "callgrind", found, formula=8e6 / (i + 1))
+        rows.append(row(Reading("last_level_bytes", size, "B", "simulated", source="callgrind"), **about))
     return rows
 
 

@@ -1,7 +1,7 @@
 """The counters' figures: which points lie where, hollow or filled, and that what nobody measured is said."""
 import numpy as np
 import pytest
-from made_counters import NO_GPU, absent, bytes_of, context, made, on_cpu, on_gpu
+from made_counters import NO_GPU, absent, behind, bytes_of, context, made, on_cpu, on_gpu
 
 from kvlab.figures import make
 from kvlab.figures.measured_vs_modelled import select as bytes_shown
@@ -67,6 +67,24 @@ def test_a_run_without_any_count_is_refused_with_the_reasons():
     rows = absent(context("naive"), "ncu", "no permission", "hbm_bytes")
     with pytest.raises(ValueError, match="needs hbm_bytes.*ncu: no permission.*kvlab run counters"):
         make("measured_vs_modelled", made(rows))
+
+
+def test_bytes_by_cache_are_points_at_the_caches_size_on_a_line_of_the_formula():
+    rows = behind("c_naive", [1.0, 1.1, 1.0]) + behind("c_flash", [1.0, 1.0, 1.0]) + on_cpu()
+    naive, flash = make("traffic_by_cache", made(rows)).axes
+    assert (naive.get_title(), flash.get_title()) == ("c_naive", "c_flash"), "c_decode of on_cpu was not swept"
+    drawn = points(naive)
+    assert sorted(x for x, _ in drawn) == [65536, 131072, 262144]
+    np.testing.assert_allclose(sorted(y for _, y in drawn), [8e6 / 3, 1.1 * 4e6, 8e6])
+    assert set(drawn.values()) == {False}, "simulated: hollow"
+    (line,) = [line for line in naive.lines if line.get_marker() in ("None", None, "")and len(line.get_xdata()) == 3
+               and line.get_linestyle() == "-"]
+    np.testing.assert_allclose(line.get_ydata(), [8e6, 4e6, 8e6 / 3])
+
+
+def test_bytes_behind_one_cache_only_are_no_sweep():
+    with pytest.raises(ValueError, match="three sizes of cache.*--size small"):
+        make("traffic_by_cache", made(on_cpu()))
 
 
 def test_telemetry_shows_each_case_in_order_with_its_range_and_units():

@@ -80,7 +80,7 @@ def test_no_interval_where_the_time_or_the_ceiling_has_none(without, certain):
 def test_modelled_traffic_says_what_it_takes_the_cache_to_hold():
     r = readings()
     for name in ("hbm_read_bytes", "hbm_write_bytes", "hbm_bytes"):
-        assert "1,024 bytes are taken to stay in the cache" in r[name].note
+        assert "behind a cache of 1,024 bytes that forgets what was used longest ago" in r[name].note
     assert r["ideal_bytes"].note == ""
 
 

@@ -1,15 +1,16 @@
 """What the study asks for, and that its findings say what the rows hold: each is turned red by rows that say other."""
 import pytest
-from made_counters import NO_GPU, absent, bytes_of, context, made, on_cpu, on_gpu, row, timed
+from made_counters import NO_GPU, absent, behind, bytes_of, context, made, on_cpu, on_gpu, row, timed
 
-from kvlab.attention import Comparison, VariantRef
+from kvlab.attention import Comparison, VariantRef, trial
 from kvlab.probes._known import Operation
 from kvlab.probes._traffic import TRAFFIC
 from kvlab.record.counters import group_of
 from kvlab.record.reading import Reading, missing
+from kvlab.shapes import AttentionShape, Workload
 from kvlab.studies import counters
 from kvlab.studies._counters_findings import findings, verdict
-from kvlab.studies.counters import cases
+from kvlab.studies.counters import Behind, cases
 
 H200_L2 = 60 * 2**20
 
@@ -148,6 +149,42 @@ def test_the_answer_counts_sources_and_says_where_none_contradicts():
     nothing = [r for r in on_cpu() if r["kind"] == "missing"]
     (finding,) = [f for f in findings(made(nothing)) if f.name == "answer"]
     assert "cannot be told" in finding.sentence and finding.kind == "missing" and finding.value is None
+
+
+SWEPT = trial("c_naive", Workload.prefill(AttentionShape(4, 1, 16), q_len=104, kv_len=1408))
+
+
+def test_a_sweep_over_caches_is_counted_and_each_exception_is_held_against_the_working_sets():
+    """94 KiB are one head's K and a row of scores: 0.73 × 128 KiB and far from 64 KiB; 666 KiB are 1.3 × 512 KiB."""
+    (sentence,) = said(made(behind("c_naive", [1.0, 1.01, 0.97], trial=SWEPT)), "sweep")
+    assert sentence == ("c_naive behind simulated caches of 64 KiB to 256 KiB, group ratios 4: within ± 5 % of its "
+                        "formula at 3 of 3 (0.97 to 1.01 ×).")
+    (sentence,) = said(made(behind("c_naive", [1.0, 1.2, 1.0, 1.0, 0.8], trial=SWEPT)), "sweep")
+    assert "at 3 of 5 (0.80 to 1.20 ×); 128 KiB at group ratio 4: 1.20 ×, and no working set lies within" in sentence
+    near = trial("c_naive", Workload.prefill(AttentionShape(4, 1, 16), q_len=16, kv_len=1800))
+    (sentence,) = said(made(behind("c_naive", [1.0, 1.2, 1.0], trial=near)), "sweep")
+    assert "128 KiB at group ratio 4: 1.20 ×, a working set lies within 1.25 × of the cache." in sentence
+    assert not said(made(on_cpu()), "sweep"), "one size is no sweep"
+
+
+def test_a_swept_case_that_does_not_agree_is_named_with_its_cache():
+    _, named = said(made(behind("c_naive", [1.0, 1.2, 1.0], trial=SWEPT)), "agreement callgrind C kernels")
+    assert named.startswith("c_naive, prefill, group ratio 4, kv_len 1408, behind 128 KiB: 1.20 × the formula")
+
+
+def test_a_case_behind_a_cache_has_rows_of_that_simulation_under_ids_of_its_own(monkeypatch):
+    asked = []
+
+    def measured(comparison, probes, *, watch):
+        asked.append(probes[-1].cache_bytes)
+        return [dict(comparison_id=comparison.comparison_id, case_id=t.case_id, metric="m") for t in comparison.trials]
+    monkeypatch.setattr(counters, "measure", measured)
+    behind_64, behind_128 = (Behind(Comparison((SWEPT,)), n * 1024) for n in (64, 128))
+    rows = [row for case in (behind_64, behind_128) for row in counters.run(case)]
+    assert asked == [64 * 1024, 128 * 1024]
+    assert len({r["case_id"] for r in rows} | {SWEPT.case_id}) == 3
+    assert [r["comparison_id"] for r in rows] == [behind_64.comparison_id, behind_128.comparison_id]
+    assert '"cache_bytes": 65536' in behind_64.columns()["case"]
 
 
 def test_repeated_heads_stand_against_their_group_ratio_and_their_absence_is_said():
