@@ -1,16 +1,16 @@
 """Whether a GPU's counters can be trusted: every source on cases of known traffic, in a few minutes, step by step."""
 from __future__ import annotations
 
-import json
 import os
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from threading import Event, Thread
 
+from kvlab.attention import Comparison
 from kvlab.attention._base import no_device
 from kvlab.probes import measure
 from kvlab.probes._base import hardware, room_on
@@ -24,29 +24,36 @@ from kvlab.probes.ceilings import Ceilings
 from kvlab.probes.gpm import Gpm
 from kvlab.probes.kernel_error import KernelError
 from kvlab.probes.ncu import readings
+from kvlab.probes.nvml import Nvml
 from kvlab.probes.roofline import Roofline
 from kvlab.probes.timer import Timer
-from kvlab.record.environment import portable
-from kvlab.record.export import atomic_write, made_folder, write_parquet
-from kvlab.record.reading import Reading, table
-from kvlab.validate_answers import Verdict, verdicts
+from kvlab.record.export import made_folder
+from kvlab.record.reading import Reading
+from kvlab.show import printable
+from kvlab.validate_answers import changes
 from kvlab.validate_cases import Sizes, comparisons, name_of, operations, trials_of
+from kvlab.validate_job import Job, anonymous
 
 PARAMETERS = Path("/proc/driver/nvidia/params")
-UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.I)
 # asked once, so that tests can replay what a GPU says
 PLAIN = ("GetUtilizationRates", "GetMemoryInfo", "GetTotalEnergyConsumption", "GetPowerUsage", "GetMigMode",
          "GetEccMode", "GetCurrentClocksEventReasons")
 FIELDS = (74, 76, 83, 185, 186, 269, 270, 271)              # throttle ns by reason, energy, power average and instant
+POLLED = {"energy": 83, "power": 186}                       # fields whose refresh is looked at
 
 
-def validate(out: Path, *, device: str = "cuda", sizes: Sizes | None = None, say: Callable[[str], None] = print
+def _shown(line: str) -> None:
+    print(printable(line), flush=True)                       # at once: a person watches, through a pipe too
+
+
+def validate(out: Path, *, device: str = "cuda", sizes: Sizes | None = None, say: Callable[[str], None] = _shown
              ) -> Validation:
     """Run every step that the time allows and write what it found; its `verdicts` are the answers.
 
-    Into `out`, after each step: validate.json (steps and answers), counters.parquet (rows of the study counters),
-    nvml.json and ncu.json (raw responses, for replays). A step that breaks is told there, and the next one runs.
-    Raises ValueError without a CUDA device.
+    Into `out`, after each step: validate.json (steps and answers), nvml.json and ncu.json (raw responses, for replays),
+    counters.parquet (rows of the study counters; rows.json where it cannot be written). A step that breaks is told
+    there, and the next one runs; one that hangs ends the process, 15 s behind the budget. Raises ValueError without a
+    CUDA device.
     """
     if why := no_device(device):
         raise ValueError(f"validate-gpu counts on an NVIDIA GPU, and there is none: {why}")
@@ -56,84 +63,41 @@ def validate(out: Path, *, device: str = "cuda", sizes: Sizes | None = None, say
         if unlocked:
             say(unlocked)
         job = Validation(folder, device, sizes or Sizes(), say)      # its clock runs from here: a lock may take long
-        for name, needs_s, work in job.plan():
-            job.step(name, needs_s, work)
+        with job.guarded():
+            for name, needs_s, work in job.plan():
+                job.step(name, needs_s, work)
     return job
 
 
-class Validation:
-    """The steps, and what they found so far."""
+class Validation(Job):
+    """The steps."""
 
     def __init__(self, out: Path, device: str, sizes: Sizes, say: Callable[[str], None]):
-        self.out, self.device, self.sizes, self.say = out, device, sizes, say
-        self.began = time.perf_counter()
-        self.steps: dict[str, dict] = {}
-        self.rows: list[dict] = []
-        self.nvml: list[dict] = []
-        self.ncu: list[dict] = []
+        super().__init__(out, sizes, say)
+        self.device = device
         self.operations, self.comparisons = operations(sizes, device), comparisons(sizes, device)
         self.gpm = Gpm(sizes.window_s, sizes.copy_bytes, self.nvml)
 
-    @property
-    def verdicts(self) -> list[Verdict]:
-        return verdicts(self.rows, self.steps)
-
-    def left(self) -> float:
-        return self.sizes.budget_s - (time.perf_counter() - self.began)
-
     def plan(self) -> list[tuple[str, float, Callable[[], dict]]]:
-        """(step, seconds that it takes at least, its work), what answers most first."""
-        s, (copy, *others), (first, *cases) = self.sizes, self.operations, self.comparisons
-        pair = 3.2 * s.window_s + 0.6
-        sweep = s.times * (sum(s.sweep_s) + 0.2 * len(s.sweep_s))
+        """(step, seconds that it takes about, its work), what answers most first: the time is up before the last."""
+        s, (copy, read, product), (first, *decodes, prompt) = self.sizes, self.operations, self.comparisons
+        pair = 3.2 * s.window_s + 0.8                                # two windows, their lead-ins, finding the pace
+        sweep = s.times * (sum(s.sweep_s) + 0.3 * len(s.sweep_s)) + 0.5
 
         def looped(case):
-            beside = 0 if isinstance(case, Operation) else 3.0       # inputs, correctness, ceilings, time
+            beside = 0.5 if isinstance(case, Operation) else 4.0     # inputs, correctness, ceilings, time
             return f"gpm {name_of(case)}", len(trials_of(case)) * pair + beside, lambda: self.count(case)
 
         def profiled(case, passes=("traffic",)):
             name = " ".join(["ncu", name_of(case), *(p for p in passes if p != "traffic")])
             return name, 15.0 * len(passes), lambda: self.profile(case, passes)
-        return [("environment", 0, self.environment), ("kappa", 2 * pair + s.window_s, self.kappa), looped(copy),
-                looped(first), profiled(copy), profiled(first), looped(cases[0]), ("window sweep", sweep, self.sweep),
-                ("L2", 7 * (s.window_s / 3 + 0.4), self.l2), ("nvml", 0.5, self.responses),
-                *map(looped, [*others, *cases[1:]]), *map(profiled, [*cases, *others]),
-                profiled(first, ("cold", "activity"))]
-
-    # ---- running and saving
-
-    def step(self, name: str, needs_s: float, work: Callable[[], dict]) -> None:
-        """One step: what it found, or why it found nothing; saved at once."""
-        began, heard = time.perf_counter(), len(self.nvml)
-        if self.left() < needs_s:
-            found = dict(error=f"not begun: {self.left():.0f} s of {self.sizes.budget_s:g} are left, and it takes "
-                               f"about {needs_s:.0f}")
-        else:
-            try:
-                found = work()
-            except Exception as error:                       # whatever it is, the next step may tell something
-                kind = "" if isinstance(error, Unavailable) else f"{type(error).__name__}: "
-                found = dict(error=anonymous(f"{kind}{error}")[:500])
-        self.steps[name] = {**found, "seconds": round(time.perf_counter() - began, 2), "heard": [heard, len(self.nvml)]}
-        self.say(f"{name}: {found.get('error', 'done')} ({self.steps[name]['seconds']:.1f} s)")
-        self.save()
-
-    def save(self) -> None:
-        answers = {v.question: dict(answered=v.answered, words=v.words, **v.numbers) for v in self.verdicts}
-        for name, told in (("validate.json", dict(about="validation of a GPU's counters by kvlab",
-                                                  sizes=asdict(self.sizes), steps=self.steps, answers=answers)),
-                           ("nvml.json", self.nvml), ("ncu.json", self.ncu)):
-            atomic_write(self.out / name, json.dumps(told, indent=1, ensure_ascii=False, default=str).encode())
-        if self.rows:
-            write_parquet(table(self.rows), self.out / "counters.parquet")
-
-    def add(self, rows: list[dict]) -> dict:
-        """Keep rows as the study counters would; how many are numbers, and the reasons of those that are not."""
-        for row in rows:
-            texts = {column: anonymous(row[column]) for column in ("note", "error")}
-            self.rows.append({**row, "study": "counters", **texts})
-        lacking = sorted({row["note"] for row in rows if row["status"] != "ok"})
-        return dict(numbers=sum(row["value"] is not None for row in rows), failed=lacking[:5])
+        return [("environment", 0, self.environment), ("nvml responses", 0.5, self.responses),
+                ("kappa", 2 * pair + s.window_s, self.kappa), looped(copy), looped(first), profiled(copy),
+                profiled(first), ("sensors", s.window_s + 0.5, self.sensors), ("window sweep", sweep, self.sweep),
+                ("L2", 7 * (s.window_s / 3 + 0.6), self.l2), profiled(copy, ("activity",)),
+                ("nvml", 6.5 * s.window_s + 0.5, self.watched), looped(product), looped(decodes[0]), looped(prompt),
+                profiled(prompt), *map(looped, [read, *decodes[1:]]), *map(profiled, [*decodes, product, read]),
+                profiled(first, ("activity",)), profiled(first, ("cold",))]
 
     def row(self, case, reading: Reading) -> dict:
         own = next(c.comparison_id for c in [*self.operations, *self.comparisons] if case in trials_of(c))
@@ -182,7 +146,8 @@ class Validation:
     def profile(self, case, passes) -> dict:
         """One case by ncu, in processes of their own that need the GPU's memory; it verifies the timer's cold label."""
         cache = room_on(self.device)[1]
-        found = counted(case, passes, timeout_s=max(5.0, min(45.0, self.left() / len(passes))), heard=self.ncu)
+        limit = max(5.0, min(45.0, self.left() / len(passes)))
+        found = counted(case, passes, timeout_s=limit, heard=self.ncu)
         rows = []
         for one in trials_of(case):
             of_one = readings(one, {name: of[one.case_id] for name, of in found.items()}, cache)
@@ -196,22 +161,20 @@ class Validation:
         return self.add(rows)
 
     def sweep(self) -> dict:
-        """How short a window may be: DRAM utilisation of the copy over windows of several lengths."""
+        """How short a window may be: DRAM utilisation of the copy, out of idleness, over windows of several lengths."""
         op, found = self.operations[0], {}
         with self.meter() as meter:
             loop = Loop(op.calls(copies_of(op)), self.device)
             for seconds in sorted(self.sizes.sweep_s):
-                told = [meter.window(loop, loop.lasting(seconds, least=1)).shares["dram_utilization"]
-                        for _ in range(self.sizes.times)]
-                for share in told:
-                    if isinstance(share, Unavailable):
-                        raise share
-                found[f"{seconds:g}"] = told
+                found[f"{seconds:g}"] = [_busy(meter, loop, seconds) for _ in range(self.sizes.times)]
+        told = [one for all_of in found.values() for one in all_of]
+        if all(isinstance(one, str) for one in told):
+            raise Unavailable(told[0])
         return dict(dram_utilization=found)
 
     def l2(self) -> dict:
         """What part of a buffer's bytes comes from memory while it is read again and again, by its size."""
-        cache, found = room_on(self.device)[1], {}
+        cache, found, lacking = room_on(self.device)[1], {}, {}
         with self.meter() as meter:
             known, _ = self.gpm.calibration(meter)
             if not isinstance(known, Calibration):
@@ -219,9 +182,14 @@ class Validation:
             for share in (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0):
                 op = Operation("read", int(cache * share), "fp32", self.device)
                 loop = Loop(op.calls(1), self.device)
-                seen = meter.window(loop, loop.lasting(self.sizes.window_s / 3, least=1))
-                found[str(op.nbytes)] = seen.bytes(known.idle, known.kappa) / seen.calls / op.nbytes
-        return dict(torch_bytes=cache, from_memory=found)
+                try:
+                    seen = meter.window(loop, loop.lasting(self.sizes.window_s / 3, least=1))
+                    found[str(op.nbytes)] = seen.bytes(known.idle, known.kappa) / seen.calls / op.nbytes
+                except Unavailable as why:
+                    lacking[str(op.nbytes)] = str(why)
+        if not found:
+            raise Unavailable(next(iter(lacking.values())))
+        return dict(torch_bytes=cache, from_memory=found, refused=lacking)
 
     def responses(self) -> dict:
         """What NVML answers to plain questions, behind a moment of work."""
@@ -233,18 +201,40 @@ class Validation:
             lacking |= {str(n): why for n in FIELDS if (why := _refusal(one.whole.field, n))}
         return dict(refused=lacking)
 
+    def watched(self) -> dict:
+        """NVML's sensors on decode by SDPA, as the probe reads them."""
+        window = 2 * self.sizes.window_s
+        return self.add(measure(Comparison(self.comparisons[0].trials[:1]), [Nvml(window, window / 2)]))
+
+    def sensors(self) -> dict:
+        """How often energy counter and instant power change under load: polled without a pause while a copy loops."""
+        loop, over = Loop(self.operations[0].calls(1), self.device), Event()
+        n, seen, refused = loop.lasting(self.sizes.window_s), {name: [] for name in POLLED}, {}
+        with gpu(self.device) as one:                        # not recorded: these are thousands of answers
+            whole = one.whole
+
+            def poll():
+                while not over.is_set() and len(refused) < len(POLLED):
+                    for name, number in POLLED.items():
+                        if name not in refused:
+                            try:
+                                seen[name].append((time.perf_counter(), whole.field(number)))
+                            except Unavailable as why:
+                                refused[name] = str(why)
+            thread = Thread(target=poll, daemon=True)
+            thread.start()
+            try:
+                loop.run(n)
+            finally:
+                over.set()
+                thread.join()
+        return {name: dict(refused=refused[name]) if name in refused else changes(seen[name]) for name in POLLED}
+
     @contextmanager
     def meter(self) -> Iterator[Meter]:
         """GPM on the GPU, recorded."""
         with gpu(self.device, self.nvml) as one:
             yield Meter(one, self.device, self.sizes.window_s)
-
-
-def anonymous(text: str) -> str:
-    """The text without absolute paths, without this machine's name and without a GPU's identity."""
-    host = socket.gethostname()
-    text = re.sub(rf"(?<![\w-]){re.escape(host)}(?![\w-])", "host", text) if host else text
-    return UUID.sub("uuid", portable(text))
 
 
 def _admin_only() -> str:
@@ -262,6 +252,14 @@ def _or_why(ask: Callable):
         return ask()
     except Exception as error:                               # of pynvml, ncu: told beside the other answers
         return f"missing: {anonymous(str(error))}"
+
+
+def _busy(meter: Meter, loop: Loop, seconds: float) -> float | str:
+    """DRAM utilisation of calls that last so long, or why there is none: a window may be too short for any."""
+    try:
+        return _number(meter.from_idle(loop, loop.lasting(seconds, least=1)).shares["dram_utilization"])
+    except Unavailable as why:
+        return str(why)
 
 
 def _refusal(ask: Callable, *arguments) -> str | None:

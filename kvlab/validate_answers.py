@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 
 from kvlab.record.counters import source_name
 from kvlab.units import display
@@ -26,8 +26,17 @@ class Verdict:
 
 def verdicts(rows: list[dict], steps: dict[str, dict]) -> list[Verdict]:
     """The answers of all questions. rows: of the result table; steps: what each step of the validation left."""
-    return [_kappa(rows, steps), _permissions(rows, steps), _l2(steps), _shortest(steps), _to_model(rows),
-            _gpm_to_ncu(rows), _repeated(rows)]
+    found = []
+    for question, answer in (
+            ("κ of GPM", _kappa), ("who may count", _permissions), ("size of the L2", _l2),
+            ("shortest trusted window of GPM", _shortest), ("granularity of the energy counter", _granularity),
+            ("ncu ÷ model", _to_model), ("GPM ÷ ncu", _gpm_to_ncu),
+            ("naive_repeat moves the bytes of MHA", _repeated)):
+        try:
+            found.append(answer(question, rows, steps))
+        except Exception as error:                           # a row or a step that is odd costs one answer
+            found.append(_open(question, f"what was found cannot be read: {type(error).__name__}: {error}"))
+    return found
 
 
 def summary(rows: list[dict]) -> list[dict]:
@@ -48,28 +57,41 @@ def summary(rows: list[dict]) -> list[dict]:
     return lines
 
 
-def shortest(means: dict[float, float]) -> float | None:
-    """Shortest window (s) whose mean, and that of every longer one, is within 5 % of the longest one's; None: none."""
+def shortest(means: dict[float, float | None]) -> float | None:
+    """Shortest window (s) whose mean, and that of every longer one, is within 5 % of the longest one's; None: none.
+
+    A window whose mean is None had no number at least once: it and all shorter ones are not trusted.
+    """
     longest, found = max(means), None
     for seconds in sorted(means, reverse=True):
-        if abs(means[seconds] - means[longest]) > TRUSTED * abs(means[longest]):
+        if means[seconds] is None or abs(means[seconds] - means[longest]) > TRUSTED * abs(means[longest]):
             break
         found = seconds
     return None if found == longest else found
 
 
-def _kappa(rows, steps) -> Verdict:
+def changes(samples: list[tuple[float, float]]) -> dict:
+    """How often a polled value changed, and by how much: medians. samples: (s, value) in the order of time."""
+    at = [i for i in range(1, len(samples)) if samples[i][1] != samples[i - 1][1]]
+    every = [samples[j][0] - samples[i][0] for i, j in zip(at, at[1:])]
+    steps = [samples[i][1] - samples[i - 1][1] for i in at]
+    return dict(reads=len(samples), changes=len(at), every_s=median(every) if every else None,
+                step=median(map(abs, steps)) if steps else None,
+                seconds=samples[-1][0] - samples[0][0] if samples else 0.0)
+
+
+def _kappa(question, rows, steps) -> Verdict:
     row = next((r for r in rows if r["metric"] == "gpm_kappa"), None)
     if row is None or row["value"] is None:
-        return _open("κ of GPM", row["note"] if row else _why(steps, "kappa"))
-    return Verdict("κ of GPM", True, f"{row['value']:.4f} ({row['note']})", dict(kappa=row["value"], low=row["low"],
+        return _open(question, row["note"] if row else _why(steps, "kappa"))
+    return Verdict(question, True, f"{row['value']:.4f} ({row['note']})", dict(kappa=row["value"], low=row["low"],
                                                                               high=row["high"]))
 
 
-def _permissions(rows, steps) -> Verdict:
+def _permissions(question, rows, steps) -> Verdict:
     about = steps.get("environment", {})
     if "root" not in about:
-        return _open("who may count", _why(steps, "environment"))
+        return _open(question, _why(steps, "environment"))
     may, said = {}, []
     for name, metric, step in (("gpm", "sm_utilization", "kappa"), ("ncu", "hbm_bytes", "ncu copy")):
         may[name] = any(True for _ in _of(rows, name, metric))
@@ -77,13 +99,13 @@ def _permissions(rows, steps) -> Verdict:
                     f"{name} does not ({steps.get(step, {}).get('error') or _absent(rows, name, metric)})")
     words = (f"{'root' if about['root'] else 'not root'}, counters for administrators only: {about['admin_only']}; "
              + ", ".join(said))
-    return Verdict("who may count", True, words, may)
+    return Verdict(question, True, words, may)
 
 
-def _l2(steps) -> Verdict:
+def _l2(question, rows, steps) -> Verdict:
     found = steps.get("L2", {}).get("from_memory")
     if not found:
-        return _open("size of the L2", _why(steps, "L2"))
+        return _open(question, _why(steps, "L2"))
     torch_says = steps["L2"]["torch_bytes"]
     inside = [int(n) for n, share in found.items() if share < FROM_MEMORY]
     outside = [int(n) for n, share in found.items() if share >= FROM_MEMORY and int(n) > max(inside, default=0)]
@@ -93,37 +115,51 @@ def _l2(steps) -> Verdict:
                  "come from memory")
     if outside:
         words += f", of one of {display(min(outside), 'B')} {found[str(min(outside))]:.0%}"
-    return Verdict("size of the L2", True, f"{words}; torch says {display(torch_says, 'B')}",
+    return Verdict(question, True, f"{words}; torch says {display(torch_says, 'B')}",
                    dict(torch_bytes=torch_says, held_bytes=max(inside, default=0)))
 
 
-def _shortest(steps) -> Verdict:
-    question, sweep = "shortest trusted window of GPM", steps.get("window sweep", {}).get("dram_utilization")
+def _shortest(question, rows, steps) -> Verdict:
+    sweep = steps.get("window sweep", {}).get("dram_utilization")
     if not sweep:
         return _open(question, _why(steps, "window sweep"))
-    means = {float(seconds): fmean(told) for seconds, told in sweep.items()}
+    why = {float(seconds): one for seconds, told in sweep.items() for one in told if isinstance(one, str)}
+    means = {float(s): None if float(s) in why else fmean(told) for s, told in sweep.items()}
+    lacking = f"; no number at {', '.join(f'{1e3 * s:g} ms ({why[s]})' for s in sorted(why))}" if why else ""
     found = shortest(means)
     if found is None:
-        return _open(question, f"no window shorter than {max(means):g} s is within {TRUSTED:.0%} of it")
-    return Verdict(question, True, f"{1e3 * found:g} ms: it and every longer one are within {TRUSTED:.0%} of "
-                   f"{max(means):g} s", dict(seconds=found))
+        return _open(question, f"no window shorter than {max(means):g} s is within {TRUSTED:.0%} of it{lacking}")
+    return Verdict(question, True, f"{1e3 * found:g} ms: out of idleness it and every longer one are within "
+                   f"{TRUSTED:.0%} of {max(means):g} s{lacking}", dict(seconds=found))
 
 
-def _to_model(rows) -> Verdict:
-    return _ratios("ncu ÷ model", {name: row["value"] for name, row in _of(rows, "ncu", "traffic_to_model")},
+def _granularity(question, rows, steps) -> Verdict:
+    seen = steps.get("sensors", {}).get("energy")
+    if not seen or "refused" in seen:
+        return _open(question, seen["refused"] if seen else _why(steps, "sensors"))
+    if seen["every_s"] is None:
+        return _open(question, f"it changed {seen['changes']} times in {seen['seconds']:.2g} s under load")
+    power = steps["sensors"].get("power", {})
+    beside = f"; instant power every {1e3 * power['every_s']:.3g} ms" if power.get("every_s") else ""
+    return Verdict(question, True, f"it changes every {1e3 * seen['every_s']:.3g} ms, by {seen['step'] / 1e3:.3g} J "
+                   f"(read {seen['reads']:,} times in {seen['seconds']:.2g} s){beside}",
+                   dict(seconds=seen["every_s"], joules=seen["step"] / 1e3, power_s=power.get("every_s")))
+
+
+def _to_model(question, rows, steps) -> Verdict:
+    return _ratios(question, {name: row["value"] for name, row in _of(rows, "ncu", "traffic_to_model")},
                    _absent(rows, "ncu", "traffic_to_model"))
 
 
-def _gpm_to_ncu(rows) -> Verdict:
+def _gpm_to_ncu(question, rows, steps) -> Verdict:
     ncu, both = dict(_of(rows, "ncu", "hbm_bytes")), dict(_of(rows, "gpm", "hbm_bytes"))
     why = _absent(rows, "gpm", "hbm_bytes") if not both else _absent(rows, "ncu", "hbm_bytes")
     ratios = {name: row["value"] / ncu[name]["value"] for name, row in both.items() if name in ncu}
-    return _ratios("GPM ÷ ncu", ratios, why)
+    return _ratios(question, ratios, why)
 
 
-def _repeated(rows) -> Verdict:
+def _repeated(question, rows, steps) -> Verdict:
     """Read amplification where a source tells reads apart, of all traffic where only GPM counted."""
-    question = "naive_repeat moves the bytes of MHA"
     for source, metric in (("ncu", "read_amplification"), ("gpm", "traffic_amplification")):
         found = {name: row["value"] for name, row in _of(rows, source, metric) if row["variant"] == "naive_repeat"}
         if found:

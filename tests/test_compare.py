@@ -348,6 +348,17 @@ def test_of_several_sources_those_that_both_sides_have_are_compared_and_the_stro
     assert compare(a, d, metric="hbm_bytes").attrs["kinds_differ"] == ["the only case: measured in A, modelled in B"]
 
 
+def test_of_ratios_derived_from_several_counters_the_better_counter_is_compared_whichever_was_written_first(make):
+    one = trials(["sdpa"])[0]
+
+    def ratio(value, source):
+        return Reading("traffic_to_model", value, "ratio", "measured", method="derived", source=source)
+    a = make({one: [ratio(1.1, "gpm"), ratio(1.0, "ncu")]}, run_id="20260101T000000Z-aaaaaa")
+    b = make({one: [ratio(2.2, "gpm"), ratio(3.0, "ncu")]}, run_id="20260102T000000Z-aaaaaa")
+    found = compare(a, b, metric="traffic_to_model").iloc[0]
+    assert (found["a"], found["b"]) == (1.0, 3.0)
+
+
 def test_several_sources_do_not_make_a_variants_own_layout_several(make):
     plain, paged = trials(["sdpa"])[0], trials(["paged"])[0]
     rows = [traffic(1.0, "ncu", "counter"), traffic(1.1, "gpm", "derived")]

@@ -42,8 +42,9 @@ def compare(a, b, *, metric: str = "latency_s", run=None, by: Sequence[str] | No
     that margin; FASTER or SLOWER (LESS, MORE where it is no time) where the whole interval is further from 1 than the
     A/A resolution (without an A/A pair, and between two runs, the margin, if that is larger); else AMBIGUOUS. A
     latency_s whose cycles are known on both sides is FASTER or SLOWER only where the cycles are too: else the clocks
-    differed. A metric of several sources is compared between those of one source, the strongest (kind, then method)
-    that both have. `.attrs` also says what was compared, what only one of them has, and how their environments differ.
+    differed. A metric of several sources is compared between those of one source, the strongest (kind, then method,
+    then source as in `wide`) that both have. `.attrs` also says what was compared, what only one of them has, and how
+    their environments differ.
     Refused: unknown names (KeyError), a margin below 0, columns in `by` that leave several rows to a case (ValueError).
     """
     import pandas as pd
@@ -118,7 +119,8 @@ def _cases(side: Side, metric: str, about, whole) -> dict[tuple, list[dict]]:
                 "no column tells them apart, so that they cannot be compared")
             raise ValueError(f"{side.name} has several readings of {metric} for {_label(row, about)}; {advice}")
         cases.setdefault(key, []).append(row)
-    return {key: sorted(rows, key=lambda row: strength(row["kind"], row["method"])) for key, rows in cases.items()}
+    return {key: sorted(rows, key=lambda row: strength(row["kind"], row["method"], row["source"]))
+            for key, rows in cases.items()}
 
 
 def _pair(ones: list[dict], others: list[dict]) -> tuple[dict, dict]:

@@ -9,7 +9,7 @@ from kvlab.probes._nvml import Gpu, Unavailable, opened
 
 HELD_BACK = {0x4: "power limit", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 ABSENT = (None, 12)                     # no nvidia-ml-py, or no driver at all: nothing is broken
-LOST = 15
+LOST, NOT_SUPPORTED = 15, 3                         # codes of NVML
 
 
 def nvml() -> Check:
@@ -94,11 +94,14 @@ def _state(one: Gpu, function: str) -> str:
 
 def _gpm(one: Gpu) -> tuple[str, str, str]:
     """Whether the counters that NVML itself reads are there, and may be read: one sample is tried."""
-    if not one.ask("GpmQueryDeviceSupport")["isSupportedDevice"]:
-        return "note", "this GPU has none: Hopper and newer have", "DRAM traffic and SM utilisation come from ncu here"
     if _state(one, "DeviceGetMigMode") == "on":
-        return "ok", "there; read for the slice that is measured", ""
-    one.free(one.gpm_sample())
+        return "ok", "read for the slice that is measured", ""
+    try:
+        one.free(one.gpm_sample())
+    except Unavailable as why:
+        if why.code != NOT_SUPPORTED:
+            raise
+        return "note", "this GPU has none: Hopper and newer have", "DRAM traffic and SM utilisation come from ncu here"
     return "ok", "there, and may be read", ""
 
 

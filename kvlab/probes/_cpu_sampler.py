@@ -52,6 +52,9 @@ class CpuSampler:
             output.fill_(float("nan"))                  # a variant that hands out a kept answer hands out NaN next time
         return seconds / calls
 
+    def awake(self, runner) -> None:
+        """Nothing was learnt that a later clock would change."""
+
     def look(self, runner, round_: int) -> None:
         """Nothing to look at between the rounds."""
 

@@ -10,7 +10,8 @@ def captured(calls):
     """A CUDA graph of the calls one after the other, on their own inputs.
 
     Raises NotCaptured for what waits for the GPU or cannot be captured otherwise. What torch itself waits for is found
-    before the capture: one that fails leaves torch's allocator believing that it still goes on (before torch 2.12).
+    before the capture: one that fails leaves torch on the stream of the capture, and its allocator believing that it
+    still goes on (before torch 2.12).
     """
     import torch
     cuda = torch.cuda
@@ -24,14 +25,17 @@ def captured(calls):
         raise NotCaptured("it waits for the GPU inside a call, which a CUDA graph cannot hold") from None
     finally:
         cuda.set_sync_debug_mode(before)
-    graph, pool = cuda.CUDAGraph(), cuda.graph_pool_handle()
+    graph, pool, stream = cuda.CUDAGraph(), cuda.graph_pool_handle(), cuda.current_stream()
     try:
         with cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             for call in calls:
                 call()
     except Exception as error:
+        cuda.set_stream(stream)
         _end(pool)
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        spoilt = "previous error during capture" in str(error)       # then its end raises as well
+        first = error.__context__ if spoilt and error.__context__ else error
+        text = " ".join(f"{type(first).__name__}: {first}".split())[:200]
         raise NotCaptured(f"it cannot be captured as a CUDA graph ({text})") from None
     return graph
 

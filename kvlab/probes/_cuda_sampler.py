@@ -78,6 +78,10 @@ class CudaSampler:
             self._cycles_per_s = 1e3 * cycles / max(start.elapsed_time(end), 1e-3)
         self.cuda._sleep(int(min(seconds, LONGEST_BLOCK) * self._cycles_per_s))
 
+    def awake(self, runner) -> None:
+        """Forget what was learnt before the clocks had risen: cycles of a second, and whether a call is short."""
+        self._cycles_per_s = runner.short = None
+
     def look(self, runner, round_: int) -> None:
         """The SM clock right after a round's samples."""
         runner.looks[round_] = self.clock.look()
@@ -135,11 +139,14 @@ class CudaSampler:
     def _graph(self, graph, copies: int, cap_s: float) -> list[float]:
         """Seconds per call of one graph of a call on each input copy, replayed."""
         start, end = (self.cuda.Event(enable_timing=True) for _ in range(2))
-        seconds, began = [], time.perf_counter()
+        seconds, launch_s, began = [], None, time.perf_counter()
         while not seconds or time.perf_counter() - began < cap_s / 4:
-            self._block(2e-4)                                        # the launch of the graph is not timed either
+            if launch_s is not None:
+                self._block(2 * launch_s)                            # the launch of the graph is not timed either
             start.record()
+            asked = time.perf_counter()
             graph.replay()
+            launch_s = min(time.perf_counter() - asked, launch_s or 1.0)
             end.record()
             end.synchronize()
             seconds.append(start.elapsed_time(end) / 1e3 / copies)

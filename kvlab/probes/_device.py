@@ -37,8 +37,11 @@ def guarded(device: str, tell: Callable[[str], None]) -> Iterator[Callable[[], s
         before = contended(device)
 
         def beside() -> str:
-            n = max(before, contended(device))
-            words = f"contended: {n} other {'process' if n == 1 else 'processes'} on the GPU" if n else ""
+            looks = before, contended(device)
+            n = max(count or 0 for count, _ in looks)
+            unknown = next((why for count, why in looks if count is None), "")
+            words = f"contended: {n} other {'process' if n == 1 else 'processes'} on the GPU" if n else (
+                f"contended: unknown ({unknown})" if unknown else "")
             return "; ".join(filter(None, [words, unlocked]))
         yield beside
 
@@ -125,10 +128,11 @@ def _family() -> set[int]:
         return {os.getpid()}
 
 
-def contended(device: str) -> int:
-    """How many processes of others are on the GPU now; 0 also where nobody can tell."""
+def contended(device: str) -> tuple[int | None, str]:
+    """(how many processes of others are on the GPU now, ""), or (None, why nobody can tell, in a few words)."""
     try:
         with gpu(device) as one:
-            return others(one)[0] or 0
-    except Unavailable:
-        return 0
+            count, words = others(one)
+    except Unavailable as why:
+        count, words = None, str(why)
+    return count, "" if count is not None else words.partition(";")[0].partition(": ")[0]

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from kvlab.probes._base import room_on, rotation
 from kvlab.probes._known import Operation
-from kvlab.probes._loop import Loop
+from kvlab.probes._loop import Loop, waits
 from kvlab.probes._nvml import Gpu, Unavailable
 
 UTILISATION = {"sm_utilization": 2, "sm_occupancy": 3, "tensor_utilization": 5, "dram_utilization": 10}    # GPM's ids
 REFRESH_S = 0.1                 # GPM renews what it samples from about this often (NVIDIA/DCGM#310)
-LEAD_S = 0.2                    # of the same calls before a window: a sample that is one refresh old is of them too
+LEAD_S = 0.2                    # of the same, before a window: a sample that is one refresh old is of it too
+IDLE_S = 0.25                   # before a window that shall show how old samples are: over two refreshes
 MEMORY_CLOCK = 2                # NVML_CLOCK_MEM
 STEADY = 0.01                   # by which the memory clock may differ between the edges of a window
 APART, OFF = 0.05, 0.10         # κ is refused where copy and read differ by more, or where it is further from 1
@@ -86,22 +87,42 @@ class Meter:
         self.gpu, self.device, self.window_s = one, device, window_s
 
     def window(self, loop: Loop, calls: int) -> Counted:
-        """That many calls, after a lead-in of the same; none at all: the GPU as it idles for window_s."""
-        samples = []
+        """That many calls, after a lead-in of the same."""
+        loop.run(loop.lasting(LEAD_S, least=1))
+        return self._between(lambda: loop.run(calls), calls)
+
+    def idle(self) -> Counted:
+        """The GPU without work for window_s, after a pause in which what it did before leaves the samples."""
+        waits(self.device)()
+        time.sleep(LEAD_S)
+        return self._between(lambda: time.sleep(self.window_s), 0)
+
+    def from_idle(self, loop: Loop, calls: int) -> Counted:
+        """That many calls out of idleness: a sample that is old, as no lead-in hides it, makes the window emptier."""
+        waits(self.device)()
+        time.sleep(IDLE_S)
+        return self._between(lambda: loop.run(calls), calls)
+
+    def _between(self, work: Callable[[], None], calls: int) -> Counted:
+        """What was counted while the work ran. A recording notes where each window began and how it ended."""
+        heard, samples = self.gpu.heard, []
+        began = None if heard is None else len(heard)
 
         def edge():
             samples.append(found := edge_of(self.gpu))
             return found
+        outcome = {}
         try:
-            if calls:
-                loop.run(loop.lasting(LEAD_S, least=1))
-                seen = loop.window(calls, edge)
-                before, after = seen.before, seen.after
-            else:
-                before, _ = edge(), time.sleep(self.window_s)
-                after = edge()
-            return counted(self.gpu, before, after, calls, after.at - before.at)
+            before, _ = edge(), work()
+            after = edge()
+            outcome = dict(answer=dict(calls=calls, seconds=after.at - before.at))
+            return counted(self.gpu, before, after, **outcome["answer"])
+        except Exception as error:
+            outcome["error"] = str(error) or type(error).__name__
+            raise
         finally:
+            if heard is not None:
+                heard.append(dict(call="Window", arguments=[], began=began, **outcome))
             for sample in samples:
                 self.gpu.free(sample.sample)
 
@@ -110,16 +131,19 @@ class Meter:
         n = loop.lasting(1.05 * self.window_s, least=1)
         return self.window(loop, n), self.window(loop, 2 * n)
 
-    def calibrate(self, buffer_bytes: int) -> Calibration:
-        """Idle floor, then κ from a copy and a read of buffers of that size, or of a sixteenth of the free memory."""
-        idle = self.window(Loop([], self.device), 0)
-        found = {}
+    def room_for(self, buffer_bytes: int) -> int:
+        """Bytes of a buffer to calibrate with: as asked, or a sixteenth of the free memory."""
+        free, cache = room_on(self.device)
+        nbytes = min(buffer_bytes, free // 16)
+        if nbytes < 2 * cache:
+            raise Unavailable(f"κ needs buffers of at least twice the L2 ({2 * cache:,} bytes), and {free:,} bytes of "
+                              "GPU memory are free; take a smaller case")
+        return nbytes
+
+    def calibrate(self, nbytes: int) -> Calibration:
+        """Idle floor, then κ from a copy and a read of buffers of that size."""
+        idle, found = self.idle(), {}
         for name in ("copy", "read"):
-            free, cache = room_on(self.device)
-            nbytes = min(buffer_bytes, free // 16)
-            if nbytes < 2 * cache:
-                raise Unavailable(f"κ needs buffers of at least twice the L2 ({2 * cache:,} bytes), and {free:,} bytes "
-                                  "of GPU memory are free; take a smaller case")
             op = Operation(name, nbytes, device=self.device)
             cost = op.cost()
             loop = Loop(op.calls(copies_of(op)), self.device)
@@ -144,12 +168,10 @@ def edge_of(one: Gpu, now: Callable[[], float] = time.perf_counter) -> Edge:
 
 
 def counted(one: Gpu, before: Edge, after: Edge, calls: int, seconds: float) -> Counted:
-    """What lay between two edges. It is noted in a recording, so that a replay knows what the recorder's clock said."""
+    """What lay between two edges."""
     told = one.gpm(before.sample, after.sample, UTILISATION)
     shares = {name: value if isinstance(value, Unavailable) else value / 100 for name, value in told.items()}
     bits = _asked(one.whole, "DeviceGetMemoryBusWidth")
-    if one.heard is not None:
-        one.heard.append(dict(call="Window", arguments=[], answer=dict(calls=calls, seconds=seconds)))
     return Counted(calls, seconds, shares, _peak(before.clock, after.clock, bits))
 
 

@@ -15,7 +15,9 @@ OPERATIONS = ("copy", "read", "matmul")
 class Operation:
     """copy or read of a buffer of nbytes, or the product of two square matrices of nbytes each.
 
-    Not attention: it has no workload, and its rows leave those columns blank.
+    The copy changes the sign of each number: so it is a kernel. A plain copy of a contiguous tensor is left to the
+    driver (cudaMemcpyAsync), which counters of kernels do not see. Not attention: it has no workload, and its rows
+    leave those columns blank.
     """
     name: str
     nbytes: int
@@ -75,7 +77,7 @@ class Operation:
                 source = gaussian(self.nbytes // self.itemsize)
                 if self.name == "copy":
                     target = torch.empty_like(source)
-                    made.append(lambda source=source, target=target: target.copy_(source))
+                    made.append(lambda source=source, target=target: torch.neg(source, out=target))
                 else:
                     made.append(lambda source=source: source.sum())
         return made

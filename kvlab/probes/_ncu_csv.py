@@ -35,6 +35,12 @@ def refused(log: str) -> str:
     return next((why for mark, why in _KNOWN if mark in said), "")
 
 
+def replays(log: str) -> int:
+    """How often a kernel was run to read all that was asked for, the most of all kernels; 0 where ncu does not say."""
+    said = re.findall(r"^==PROF== Profiling .*- (\d+) pass(?:es)?\b", log, re.MULTILINE)
+    return max(map(int, said), default=0)
+
+
 def unknown(log: str, metrics: tuple[str, ...]) -> list[str]:
     """Those of the metrics that ncu says it does not know on this GPU."""
     said = [line for line in log.splitlines() if line.startswith(("==ERROR==", "==WARNING==")) and "metric" in line]

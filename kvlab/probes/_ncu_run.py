@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from kvlab import _child
 from kvlab.attention import Comparison
-from kvlab.probes._ncu_csv import Kernel, Unreadable, kernels, refused, unknown
+from kvlab.probes._ncu_csv import Kernel, Unreadable, kernels, refused, replays, unknown
 from kvlab.probes._target import command, under_ncu, write
 from kvlab.record.environment import portable
 
@@ -26,9 +27,13 @@ ACTIVITY = {
     "sm__warps_active.avg.pct_of_peak_sustained_active": "%",
     # not instructions: one of Hopper's keeps the pipe busy for many cycles
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed": "%", "lts__t_sector_hit_rate.pct": "%"}
-# pass -> (what ncu does with the caches before each kernel, metric -> base unit). The two of DRAM fit one replay, so
-# none finds what an earlier one left in the caches; those of activity do not, so each begins with empty ones.
+# pass -> (what ncu does with the caches before each kernel, metric -> base unit). The two of DRAM should fit one replay
+# (ncu says whether they did), or a later one finds what the first left in the caches; those of activity do not, so each
+# begins with empty ones.
 PASSES = {"traffic": ("none", DRAM), "cold": ("all", DRAM), "activity": ("all", ACTIVITY)}
+REPLAYS = "replays"                     # beside a kernel's metrics: how often it was run for them; 0: ncu does not say
+NO_KERNEL = ("ncu saw no kernel in the call (the driver's copies and fills, memcpy and memset, are none: clone() of a "
+             "contiguous tensor is such a copy)")
 Counts = dict[str, dict[str, "list[Kernel] | str"]]         # pass -> case_id -> its kernels, or why there are none
 
 
@@ -78,17 +83,23 @@ def counted(case, passes: Sequence[str] = tuple(PASSES), timeout_s: float = 120.
             alive: Callable[[], None] = lambda: None) -> Counts:
     """The kernels of each trial of a comparison (or of an operation), per pass, each pass in a process of its own.
 
-    A trial that brings its process down, or is running when timeout_s is over, is told so and not run again; the others
-    are. What stops one pass altogether stops those after it. heard: gets the record of every run of ncu, which
-    read_passes takes. alive: called before each run. Raises Unreadable where there is no ncu to run.
+    A trial that brings its process down is told so and not run again; the others are. timeout_s: for each pass with all
+    its runs. When it is over the pass is: ncu prints its table at its end, so that the trials before are lost with the
+    one that was running, which the next passes leave out. What else stops one pass altogether stops those after it.
+    heard: gets the record of every run of ncu, which read_passes takes. alive: called before each run. Raises
+    Unreadable where there is no ncu to run.
     """
     ncu, found, blamed = program(), {}, {}
     for name in passes:
         left, metrics = _without(case, blamed), PASSES[name][1]
-        found[name] = dict(blamed)
+        found[name], over, hung = dict(blamed), time.monotonic() + timeout_s, False
         while left is not None:
+            if (rest := round(over - time.monotonic(), 1)) <= 0:
+                found[name] |= dict.fromkeys(_ids(left), f"the {timeout_s:g} s of the pass {name} went to runs that a "
+                                                         "trial brought down; allow more (timeout_s)")
+                break
             alive()
-            record = run(ncu, left, name, metrics, timeout_s)
+            record = run(ncu, left, name, metrics, rest)
             if heard is not None:
                 heard.append(record)
             known = {m: unit for m, unit in metrics.items() if m not in unknown(record["log"], tuple(metrics))}
@@ -96,9 +107,11 @@ def counted(case, passes: Sequence[str] = tuple(PASSES), timeout_s: float = 120.
                 metrics = known
                 continue
             found[name] |= read_passes([record])[name]
-            blamed |= _blamed(record)
+            new = _blamed(record)
+            blamed |= new
+            hung = record["code"] is None and bool(new)
             left = _without(left, found[name])
-        if all(isinstance(why, str) for why in found[name].values()):
+        if all(isinstance(why, str) for why in found[name].values()) and not (hung and _without(case, blamed)):
             return {**dict.fromkeys(passes, found[name]), **found}
     return found
 
@@ -140,10 +153,13 @@ def _read(record: dict) -> dict[str, list[Kernel] | str]:
     targets, told = record["targets"], _told(record["stdout"])
     if why := refused(record["log"]):
         return dict.fromkeys(targets, why)
-    blamed = _blamed(record)
+    blamed, done = _blamed(record), {line["done"] for line in told if "done" in line}
+    if record["code"] is None:
+        fate = {True: "it prints its table at its end, so that the counts of this trial, which had run, are lost",
+                False: "this trial had not begun"}
+        return {t: f"ncu gave no counts; {_how(record)}; {fate[t in done]}; allow more (timeout_s), or measure fewer "
+                   "trials at a time" for t in targets} | blamed
     try:
-        if record["code"] is None:
-            raise Unreadable("allow more (timeout_s)")
         table = kernels(record["log"], record["metrics"])
     except Unreadable as why:
         return blamed or dict.fromkeys(targets, "; ".join(filter(None, ["ncu gave no counts", _how(record), str(why)])))
@@ -155,9 +171,9 @@ def _read(record: dict) -> dict[str, list[Kernel] | str]:
         table = {targets[0]: table[""]}                              # a single trial's: nothing else was profiled
     unasked = {m: f"ncu {record['version']} does not know {m} on this GPU" for m in PASSES[record["pass"]][1]
                if m not in record["metrics"]}
-    done = {line["done"] for line in told if "done" in line}
-    return {t: [{**unasked, **kernel} for kernel in table[t]] if t in done and t in table else
-            "ncu saw no kernel in the call" for t in targets} | blamed
+    more = {**unasked, REPLAYS: replays(record["log"])}
+    return {t: [{**more, **kernel} for kernel in table[t]] if t in done and t in table else NO_KERNEL
+            for t in targets} | blamed
 
 
 def _blamed(record: dict) -> dict[str, str]:
@@ -180,7 +196,7 @@ def _how(record: dict) -> str:
 
 
 def _told(stdout: str) -> list[dict]:
-    """The child's lines; what a variant printed between them is left out."""
+    """The child's lines, without absolute paths; what a variant printed between them is left out."""
     found = []
     for line in stdout.splitlines():
         try:
@@ -188,7 +204,7 @@ def _told(stdout: str) -> list[dict]:
         except ValueError:
             continue
         if isinstance(one, dict) and one.keys() & {"began", "done", "failed"}:
-            found.append(one)
+            found.append({name: portable(str(value)) for name, value in one.items()})
     return found
 
 

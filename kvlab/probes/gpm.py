@@ -13,8 +13,13 @@ from kvlab.probes._nvml import Gpu, Unavailable, gpu, why_closed
 from kvlab.probes._traffic import TRAFFIC, traffic
 from kvlab.record.reading import Reading, missing
 
+NOT_SUPPORTED = 3               # NVML's code
 UNSPLIT = "GPM counts reads and writes together; the probe ncu tells them apart"
-_calibrated: dict[tuple[str, int], Calibration] = {}            # (device, buffer bytes): once per process
+# what the time of a window is multiplied by. Not what ncu divides by: it leaves out what lies between kernels
+OF = {"sm_utilization": "SMs", "sm_occupancy": "warps that fit", "tensor_utilization": "tensor pipes",
+      "dram_utilization": "DRAM at its peak"}
+# (device, buffer bytes) -> once per process, a failure too: it took as long, and the next case would find the same
+_calibrated: dict[tuple[str, int], Calibration | Unavailable] = {}
 
 
 @dataclass(frozen=True)
@@ -89,12 +94,15 @@ class Gpm:
     def calibration(self, meter: Meter) -> tuple[Calibration | Unavailable, Reading]:
         """What turns utilisation into bytes here, or why nothing does; and the row about it."""
         key = meter.device, self.buffer_bytes
-        try:
-            if key not in _calibrated:
-                _calibrated[key] = meter.calibrate(self.buffer_bytes)
-        except Unavailable as why:
-            return why, missing("gpm_kappa", "ratio", f"κ could not be calibrated: {why}", source=self.name)
-        known = _calibrated[key]
+        known, again = _calibrated.get(key), " at the first try in this process"
+        if known is None:
+            room, again = _or_why(meter.room_for, self.buffer_bytes), ""        # not kept: a smaller case leaves more
+            known = room
+            if not isinstance(room, Unavailable):
+                known = _calibrated[key] = _or_why(meter.calibrate, room)
+        if isinstance(known, Unavailable):
+            note = f"κ could not be calibrated{again}: {known}"
+            return _afresh(known), missing("gpm_kappa", "ratio", note, source=self.name)
         floor = known.idle.shares["dram_utilization"]
         note = f"copy {known.copy:.4f}, read {known.read:.4f}; memory of the idle GPU busy {floor:.2%}"
         if why := known.why_refused:
@@ -130,7 +138,8 @@ class Gpm:
         for value in (b, a):
             if isinstance(value, Unavailable):
                 return missing(metric, "ratio", str(value), source=self.name)
-        return Reading(metric, b, "ratio", "measured", method="counter", low=min(a, b), high=max(a, b), **common)
+        return Reading(metric, b, "ratio", "measured", method="counter", low=min(a, b), high=max(a, b),
+                       denominator=f"{OF[metric]}, over the whole window", **common)
 
     def _missing(self, metrics, why) -> list[Reading]:
         return [missing(metric, self.metrics[metric], str(why), source=self.name) for metric in metrics]
@@ -151,16 +160,35 @@ def bounded(first: Counted, second: Counted, known: Calibration) -> tuple[float,
     return slope, max(0.0, min(slope, whole) * (1 - wide)), max(slope, whole) * (1 + wide)
 
 
+def _or_why(of, *arguments):
+    try:
+        return of(*arguments)
+    except Unavailable as why:
+        return _afresh(why)
+
+
+def _afresh(why: Unavailable) -> Unavailable:
+    """The reason without its traceback, whose frames would keep buffers on the GPU as long as it is kept."""
+    return Unavailable(str(why), why.code)
+
+
 def _unsupported(one: Gpu) -> str | None:
-    """Why this GPU has no GPM, in one sentence."""
-    if one.whole.ask("GpmQueryDeviceSupport")["isSupportedDevice"]:
+    """Why this GPU has no GPM, in one sentence. A sample decides: GpmQueryDeviceSupport is only what NVML thinks."""
+    try:
+        one.free(one.gpm_sample())
         return None
+    except Unavailable as why:
+        if why.code != NOT_SUPPORTED:
+            return str(why)
     return ("this GPU has no performance monitoring through NVML (GPM): it needs Hopper or newer; use the probe ncu")
 
 
 def _beside(bench, trial) -> list[Reading | None]:
-    """What other probes found that says how to read the utilisation: time per call, share of the matmul ceiling."""
-    return [bench.reading(trial, "latency_s"), bench.reading(trial, "flops_share", "modelled")]
+    """What other probes found that says how to read the utilisation: share of the matmul ceiling, and time per call.
+
+    The time is that of a CUDA graph: others hold gaps between launches, which calls back to back do not have.
+    """
+    return [bench.reading(trial, "latency_graph_s"), bench.reading(trial, "flops_share", "modelled")]
 
 
 def _said(metric: str, window: Counted, beside) -> list[str]:
@@ -172,6 +200,5 @@ def _said(metric: str, window: Counted, beside) -> list[str]:
     said = [] if useful is None else [f"SM utilisation {100 * busy:.3g} %, useful flops {100 * useful.value:.3g} % of "
                                       "the matmul ceiling"]
     if took is not None:
-        said.append(f"calls fill {took.value * window.calls / window.seconds:.0%} of the window by the timer")
+        said.append(f"calls fill {took.value * window.calls / window.seconds:.0%} of the window by the timer's graph")
     return said
-

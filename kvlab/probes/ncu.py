@@ -7,7 +7,7 @@ from typing import ClassVar
 from kvlab.attention import Comparison
 from kvlab.probes._base import Bench, room_on
 from kvlab.probes._ncu_csv import Kernel, Unreadable, summed, weighted
-from kvlab.probes._ncu_run import counted, program
+from kvlab.probes._ncu_run import REPLAYS, counted, program
 from kvlab.probes._traffic import TRAFFIC, ideal_of, model_of, traffic
 from kvlab.record.reading import Reading, missing
 
@@ -15,11 +15,11 @@ READ, WRITE, TIME = "dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_
 EMPTIED = "cold (ncu empties the caches before each kernel)"
 COLD = 0.9                              # of the ideal reads: the share from which a call counts as cold
 SHARES = {                              # metric -> (ncu's metric, what that is divided by, denominator)
-    "sm_utilization": ("sm__cycles_active.avg", "sm__cycles_elapsed.max", "cycles of the kernels"),
+    "sm_utilization": ("sm__cycles_active.avg", "sm__cycles_elapsed.max", "SM cycles while the kernels ran"),
     "sm_occupancy": ("sm__warps_active.avg.pct_of_peak_sustained_active", None,
-                     "warps that fit, while an SM is active"),
+                     "warps that fit on an SM, over its active cycles only"),
     "tensor_utilization": ("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed", None,
-                           "cycles of the kernels"),
+                           "what the tensor pipes of all SMs can do, while the kernels ran"),
     "l2_hit_rate": ("lts__t_sector_hit_rate.pct", None, "sectors asked of L2")}
 GIVES = {                               # pass -> the metrics that come of it
     "traffic": {**TRAFFIC, "cold_share": "ratio", "kernels_per_call": "count"},
@@ -35,8 +35,9 @@ class Ncu:
     reads; from 0.9 on the timer's rows are labelled verified. kernel_cold_…: with empty caches before every kernel, so
     that what one kernel leaves for the next is read again. sm_utilization, sm_occupancy, tensor_utilization,
     l2_hit_rate: means over the kernels by their time, also with empty caches. No time is taken from these runs.
-    timeout_s: for each of the three runs. Needs NVIDIA Nsight Compute 2022.4 or newer and leave to read counters.
-    Source: Nsight Compute, Kernel Profiling Guide, metrics dram__, sm__ and lts__.
+    timeout_s: for each of the three passes. Copies and fills by the driver (memcpy, memset) are no kernels and are not
+    counted; clone() of a contiguous tensor is one. Needs NVIDIA Nsight Compute 2022.4 or newer and leave to read
+    counters. Source: Nsight Compute, Kernel Profiling Guide, metrics dram__, sm__ and lts__.
     """
     timeout_s: float = 120.0
     name: ClassVar[str] = "ncu"
@@ -91,12 +92,15 @@ def readings(case, found: dict[str, list[Kernel] | str], cache_bytes: int) -> li
     return made
 
 
-def label(case, read: float, cache_bytes: int) -> str:
+def label(case, read: float, cache_bytes: int, replays: int = 1) -> str:
     """What the caches held when the call began, from the bytes that it read.
 
     Unverified where it read the ideal but less than its own formula asks: then intermediate arrays may have taken the
-    place of K and V.
+    place of K and V. And where ncu ran a kernel several times: then a later run found what the first had left.
     """
+    if replays != 1:
+        return f"cold (unverified: ncu ran each kernel {replays} times)" if replays else (
+            "cold (unverified: ncu did not say how often it ran each kernel)")
     ideal, formula = ideal_of(case).read_bytes, model_of(case, cache_bytes).read_bytes
     share = f"{100 * read / ideal:.3g} % of the ideal"
     if read < COLD * ideal:
@@ -108,12 +112,16 @@ def label(case, read: float, cache_bytes: int) -> str:
 
 def _traffic(case, kernels, cache_bytes):
     read, write = summed(kernels, READ), summed(kernels, WRITE)
-    common = dict(source=Ncu.name, n=1, cache_state=label(case, read, cache_bytes))
+    replays = max((int(kernel.get(REPLAYS, 0)) for kernel in kernels), default=0)
+    again = "" if replays == 1 else ("; a kernel that ncu runs more than once, or of which it does not say that it ran "
+                                     "once, finds what its first run left in the caches: the label is not verified")
+    common = dict(source=Ncu.name, n=1, cache_state=label(case, read, cache_bytes, replays))
     yield from traffic(case, total=read + write, read=read, write=write, cache_bytes=cache_bytes, kind="measured",
-                       method="counter", note="dram__bytes of every kernel; what L2 still holds to write is not in it",
-                       **common)
+                       method="counter", **common,
+                       note="dram__bytes of every kernel; copies and fills by the driver (memcpy, memset; clone() of a "
+                            f"contiguous tensor) are not counted, nor what L2 still holds to write{again}")
     yield Reading("cold_share", read / ideal_of(case).read_bytes, "ratio", "measured", method="derived",
-                  denominator="ideal read bytes", **common)
+                  denominator="ideal read bytes", note=again.removeprefix("; "), **common)
     yield Reading("kernels_per_call", len(kernels), "count", "measured", method="counter", **common)
 
 

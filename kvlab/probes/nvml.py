@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import cycle, product
 from statistics import fmean
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from kvlab.probes._nvml import Gpu, Unavailable, gpu, why_closed
 from kvlab.probes._sampler import Sampler
 from kvlab.record.reading import Reading, missing
 
+ENERGY = "energy"
 BUSY = {"gpu_busy_fraction": ("gpu", "share of the time in which some kernel ran, however few SMs it used; this is not "
                               "SM utilisation, which gpm and ncu read"),
         "memory_busy_fraction": ("memory", "share of the time in which device memory was read or written, however "
@@ -39,7 +40,8 @@ class Nvml:
 
     window_s: length of the loop; lead_s: calls before it, since power_average is a mean of the last second and the
     busy fractions one of 1/6 to 1 s. Whole-GPU numbers: they hold other processes' work as well (other_processes).
-    Absent library, device or sensor: missing, with the reason. Source: nvml.h.
+    energy_per_call: its interval is what the counter may lag behind at both edges, one of its updates; how long these
+    take is learnt from the samples. Absent library, device or sensor: missing, with the reason. Source: nvml.h.
     """
     window_s: float = 2.0
     lead_s: float = 1.0
@@ -91,13 +93,17 @@ class Nvml:
                           "no call ran: what energy_per_call holds of this power is not taken off", watched.note)
 
     def _window(self, watched: _Watched, loop: Loop, trial, telemetry: list):
-        sampler, others_seen = Sampler(watched.sensors), [others(watched.gpu)]
+        sampler, others_seen = Sampler({**watched.sensors, ENERGY: watched.energy}), [others(watched.gpu)]
+        opening = cycle((True, False))
 
         def edge() -> Edge:
-            ended = time.perf_counter()
-            counters = watched.counters()                            # first: they are what has an end
-            sampler.read()
-            return Edge(ended, counters)
+            # energy is read right beside the calls: while all else is asked the GPU idles
+            if opens := next(opening):
+                sampler.read()
+            at, counters = time.perf_counter(), watched.counters(energy_last=opens)
+            if not opens:
+                sampler.read()
+            return Edge(at, counters)
         with sampler.running():
             n = loop.lasting(self.lead_s)
             began = time.perf_counter()
@@ -112,7 +118,7 @@ class Nvml:
         began, ended = window.after.at - window.seconds, window.after.at
         for name in watched.sensors:
             yield self._mean(name, sampler, name, began, ended, watched.notes.get(name, ""), watched.note)
-        yield self._energy(watched, window)
+        yield self._energy(watched, window, _update_s(sampler))
         yield self._throttled(watched, window)
         yield self._errors(watched, window)
         yield self._others(others_seen)
@@ -124,15 +130,19 @@ class Nvml:
         return self._reading(metric, fmean(values), ended - began, *notes, n=len(values), low=min(values),
                              high=max(values))
 
-    def _energy(self, watched: _Watched, window) -> Reading:
-        metric, spent = "energy_per_call", _moved(window, "energy")
+    def _energy(self, watched: _Watched, window, update_s: float | None) -> Reading:
+        metric, spent = "energy_per_call", _moved(window, ENERGY)
         if isinstance(spent, Unavailable):
             return self._none(metric, str(spent))
         if spent == 0:
             return self._none(metric, f"the energy counter stood still for {window.seconds:.3g} s: take a longer "
                                       "window_s")
-        return self._reading(metric, spent * MILLI / window.calls, window.seconds, watched.note, "difference of the "
-                             "energy counter over the window; idle power is part of it", n=window.calls)
+        value, ends, told = spent * MILLI / window.calls, {}, "no interval: its updates were not seen"
+        if update_s is not None:
+            lag = min(1.0, update_s / window.seconds)
+            ends, told = dict(low=value * (1 - lag), high=value * (1 + lag)), f"interval: one update, {update_s:.2g} s"
+        return self._reading(metric, value, window.seconds, watched.note, "difference of the energy counter over the "
+                             f"window; idle power is part of it; {told}", n=window.calls, **ends)
 
     def _throttled(self, watched: _Watched, window) -> Reading:
         metric, shares, why = "throttled_share", {}, {}
@@ -194,13 +204,15 @@ class _Watched:
             "memory_used": lambda: one.ask("DeviceGetMemoryInfo", pynvml.nvmlMemory_v2)["used"],
             "memory_reserved": lambda: one.ask("DeviceGetMemoryInfo", pynvml.nvmlMemory_v2)["reserved"],
         }
-        self._counted = {"energy": lambda: whole.ask("DeviceGetTotalEnergyConsumption"),
+        self.energy = lambda: whole.ask("DeviceGetTotalEnergyConsumption")
+        self._counted = {ENERGY: self.energy,
                          "ecc": lambda: one.ask("DeviceGetTotalEccErrors", UNCORRECTED, SINCE_LOADED),
                          **{number: lambda number=number: whole.field(number) for number in THROTTLES}}
         self.note, self.ecc_off = _mig(one), _ecc_off(one)
 
-    def counters(self) -> dict[str, float | Unavailable]:
-        return {name: _try(read) for name, read in self._counted.items()}
+    def counters(self, energy_last: bool) -> dict[str, float | Unavailable]:
+        names = list(self._counted)
+        return {name: _try(self._counted[name]) for name in (reversed(names) if energy_last else names)}
 
 
 def _try(read: Callable):
@@ -220,6 +232,16 @@ def _moved(window, name) -> float | Unavailable:
         return Unavailable(f"its counter went backwards in the window (from {before:,} to {after:,}): it wrapped or "
                            "was reset")
     return after - before
+
+
+def _update_s(sampler: Sampler) -> float | None:
+    """Seconds between two updates of the energy counter at the most; None where fewer than two were seen.
+
+    A change lies between the sample before it and the one that shows it: so the shortest time from one to the next.
+    """
+    seen = [(at, value) for at, name, value in sampler.samples if name == ENERGY]
+    changes = [(before, at) for (before, old), (at, new) in zip(seen, seen[1:]) if new != old]
+    return min((at - before for (before, _), (_, at) in zip(changes, changes[1:])), default=None)
 
 
 def _clock(whole: Gpu, which: int) -> float:

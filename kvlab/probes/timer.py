@@ -128,6 +128,8 @@ class Timer:
                 if runner.trial in bench.trials:
                     with bench.on(runner.trial):
                         sampler.sample(runner, runner.inner)
+        for runner in runners:
+            sampler.awake(runner)
         return runners
 
     def _round(self, runner, sampler, round_, cap_s) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kvlab.record.counters import SOURCES, source_name
 from kvlab.record.reading import CONTEXT, KINDS
 
 if TYPE_CHECKING:
@@ -12,31 +13,37 @@ if TYPE_CHECKING:
 METHODS = ("counter", "sensor", "timer", "derived")     # of one kind, strongest to weakest; all others come after them
 
 
-def strength(kind: str, method: str) -> tuple[int, int]:
-    """How far a number is to be believed, the strongest first: by its kind, and within one kind by its method."""
-    plain = method.partition(":")[0]
-    return KINDS.index(kind), METHODS.index(plain) if plain in METHODS else len(METHODS)
+def strength(kind: str, method: str, source: str = "") -> tuple[int, int, int]:
+    """How far a number is to be believed, the strongest first: by its kind, then its method, then its source.
+
+    The source decides between numbers derived from several counters, so that bytes and what is made of them are of one.
+    """
+    plain, name = method.partition(":")[0], source_name(source)
+    return (KINDS.index(kind), METHODS.index(plain) if plain in METHODS else len(METHODS),
+            SOURCES.index(name) if name in SOURCES else len(SOURCES))
 
 
 def wide(table: pd.DataFrame, on: Sequence[str] = ("run_id", "case_id")) -> pd.DataFrame:
     """One line per case: its context, then per metric `<metric>`, `<metric>_kind`, `<metric>_low`, `<metric>_high`.
 
     Where a case has one metric several times, the strongest takes `<metric>`: by kind, then by method (counter, sensor,
-    timer, derived, others), then in the order they were written. The others get `<metric>_<kind>` (latency_s measured,
-    latency_s_modelled beside it), or `<metric>_<source>` where several sources gave that kind (hbm_bytes by ncu,
-    hbm_bytes_gpm beside it); more of one name are numbered: `<metric>_<kind>`, `<metric>_<kind>_2`, … A missing reading
-    is shown only where there is nothing stronger: value null, `<metric>_kind` "missing". `<metric>_source` says where
-    `<metric>` is from, where some case has it from several sources; interval columns exist where some line has one.
-    A row about a whole comparison (ceilings) is a line of its own, with an empty variant, and is not copied to the
-    other lines. A context column that varies within a case is blank there.
+    timer, derived, others), then by source (ncu, gpm, callgrind, perf, others), then in the order they were written.
+    The others get `<metric>_<kind>` (latency_s measured, latency_s_modelled beside it), or `<metric>_<source>` where
+    several sources gave that kind (hbm_bytes by ncu, hbm_bytes_gpm beside it); more of one name are numbered:
+    `<metric>_<kind>`, `<metric>_<kind>_2`, … A missing reading is shown only where there is nothing stronger: value
+    null, `<metric>_kind` "missing". `<metric>_source` says where `<metric>` is from, where some case has it from
+    several sources; interval columns exist where some line has one. A row about a whole comparison (ceilings) is a line
+    of its own, with an empty variant, and is not copied to the other lines. A context column that varies within a case
+    is blank there.
     """
     import pandas as pd
     on = list(on)
     rows = table.reset_index(drop=True)
     lines = _context(rows, on)
-    order = [strength(*pair) for pair in zip(rows["kind"], rows["method"])]
-    rows = rows.assign(_strength=pd.Series([k * (len(METHODS) + 1) + m for k, m in order], dtype=int),
-                       _order=range(len(rows)))
+    told = list(zip(rows["kind"], rows["method"], rows["source"]))
+    ranks = {one: strength(*one) for one in set(told)}
+    order = {rank: place for place, rank in enumerate(sorted(set(ranks.values())))}
+    rows = rows.assign(_strength=pd.Series([order[ranks[one]] for one in told], dtype=int), _order=range(len(rows)))
     rows = rows.sort_values("_strength", kind="stable")
     rows["_rank"] = rows.groupby([*on, "metric"]).cumcount()
     rows = rows[(rows["_rank"] == 0) | (rows["kind"] != "missing")].copy()

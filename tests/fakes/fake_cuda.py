@@ -3,7 +3,8 @@
 Tests only. Tensors asked for on "cuda" lie on the CPU; events tell host time; the device calls itself FAKE. Time that
 only the device would spend (`torch.cuda._sleep`, a graph's replay) is added to its events, and nobody waits for it; on
 a side stream it is waited for, by whoever waits for the stream or the device. What waits for the device inside a call
-(`.item()`, `torch.cuda.synchronize`) raises while a graph is captured, as on a real one.
+(`.item()`, `torch.cuda.synchronize`) raises while a graph is captured, as on a real one; so does the end of that
+capture, and leaves torch on the stream of the capture, as torch does.
 """
 import tempfile
 import time
@@ -26,7 +27,7 @@ class Stream:
 
     def __init__(self, device=None, **options):
         self.until, self.ahead = 0.0, 0.0
-        _device.streams.append(self)
+        _device.streams.insert(0, self)
 
     def wait_stream(self, other):
         self.until = max(self.until, other.until)
@@ -40,7 +41,7 @@ class _Device:
     """What the one device is doing."""
 
     def __init__(self):
-        self.streams, self.main, self.capturing, self.debug = [], None, None, 0
+        self.streams, self.main, self.capturing, self.spoilt, self.debug = [], None, None, False, 0
 
 
 _device = _Device()
@@ -97,29 +98,39 @@ class Graph:
         _device.streams[-1].ahead += self.seconds
 
 
-@contextmanager
-def _stream(stream):
+def _set_stream(stream):
     _device.streams.remove(stream)
     _device.streams.append(stream)                                   # the last one is the current one
-    others = _device.streams[:-1]
+
+
+@contextmanager
+def _stream(stream):
+    before = _device.streams[-1]
+    _set_stream(stream)
     try:
         yield
     finally:
-        _device.streams[:] = [stream, *others]
+        _set_stream(before)
 
 
 @contextmanager
 def _graph(graph, pool=None, stream=None, capture_error_mode="global"):
-    _device.capturing, began = graph, time.perf_counter()
+    before = _device.streams[-1]
+    _set_stream(stream or Stream())
+    _device.capturing, _device.spoilt, began = graph, False, time.perf_counter()
     try:
         yield
     finally:
         _device.capturing = None
+        if _device.spoilt:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        _set_stream(before)
     graph.seconds = time.perf_counter() - began
 
 
 def _not_while_capturing():
     if _device.capturing is not None:
+        _device.spoilt = True
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
 
@@ -164,6 +175,7 @@ def fake_cuda(count=1, l2=2**20, total=8 * 2**30):
         mem_get_info=lambda device=None: (total, total), empty_cache=lambda: None, memory_allocated=lambda d=None: 0,
         max_memory_allocated=lambda device=None: 0, reset_peak_memory_stats=lambda device=None: None,
         device=lambda device: nullcontext(), Event=Event, Stream=Stream, stream=_stream,
+        set_stream=_set_stream,
         current_stream=lambda device=None: _device.streams[-1], CUDAGraph=Graph, graph=_graph,
         graph_pool_handle=lambda: (0, 1), is_current_stream_capturing=lambda: _device.capturing is not None,
         set_sync_debug_mode=_debug, get_sync_debug_mode=lambda: _device.debug, _sleep=_sleep)

@@ -52,12 +52,23 @@ static struct { char name[64]; long calls; } seen[64];
 static long all_calls;
 static atomic_flag busy = ATOMIC_FLAG_INIT;
 static double moved;                                  // bytes of fake_traffic
+static struct { u64 at; double bytes; } past[1 << 18]; // what had been moved when
+static int pasts;
 
 static void lock(void) { while (atomic_flag_test_and_set(&busy)); }
 static void unlock(void) { atomic_flag_clear(&busy); }
 
-void fake_reset(void) { lock(); memset(seen, 0, sizeof seen); all_calls = 0; moved = 0; unlock(); }
-void fake_traffic(double bytes) { lock(); moved += bytes; unlock(); }
+void fake_reset(void) { lock(); memset(seen, 0, sizeof seen); all_calls = 0; moved = 0; pasts = 0; unlock(); }
+void fake_traffic(double bytes) {
+    lock();
+    moved += bytes;
+    if (pasts < 1 << 18) { past[pasts].at = now_ns(); past[pasts++].bytes = moved; }
+    unlock();
+}
+static double moved_by(u64 at) {                      // bytes until then; lock is held
+    for (int i = pasts; i-- > 0;) if (past[i].at <= at) return past[i].bytes;
+    return 0;
+}
 long fake_calls(void) { return all_calls; }
 
 // error that FAKE_ERROR has for this function (or for all that ask a device) by now
@@ -285,7 +296,7 @@ typedef struct { unsigned id; Return status; double value; struct { char *a, *b,
 typedef struct { unsigned version, n; GpmSample before, after; Metric metrics[]; } Metrics;
 
 Return nvmlGpmQueryDeviceSupport(Device d, Support *s) {
-    ASK("GpmQueryDeviceSupport"); s->supported = number("FAKE_GPM", 1) != 0; return OK;
+    ASK("GpmQueryDeviceSupport"); s->supported = number("FAKE_GPM_SAYS", number("FAKE_GPM", 1)) != 0; return OK;
 }
 Return nvmlGpmSampleAlloc(GpmSample *s) {
     Return r = told("GpmSampleAlloc", 0);
@@ -299,6 +310,9 @@ static Return take(GpmSample s) {
     lock();
     s->at = now_ns();
     s->bytes = moved;
+    u64 every = (u64)(1e6 * number("FAKE_REFRESH_MS", 0)), late = (u64)(1e6 * number("FAKE_DELAY_MS", 0));
+    if (every) s->at -= s->at % every;
+    if (every || late) s->bytes = moved_by(s->at - late);
     unlock();
     return OK;
 }

@@ -7,6 +7,8 @@ FAKE_ERROR         "DeviceGetPowerUsage=3,GpmSampleGet=4@5,*=15@30": code of a f
                    that ask a GPU (*); @k: from the k+1-th call on. `*=15@30` is a GPU that is lost in mid-window
 FAKE_GPUS          1 or 2; GPU 0 has fake_cuda's UUID and PCI bus 1, GPU 1 the UUID SECOND and bus 2 (1)
 FAKE_MIG           1: the UUID of GPU 0 is that of a MIG slice (GPU instance 7) and no whole GPU's (0)
+FAKE_GPM_SAYS      what GpmQueryDeviceSupport says, where that is not so (as FAKE_GPM)
+FAKE_REFRESH_MS    samples are as of the last multiple of so many ms (0).  FAKE_DELAY_MS  they lag by so many ms (0)
 FAKE_GPM           0: no GPM on this GPU (1).  FAKE_GPM_MAX  first metric number the driver does not know, 98: old (333)
 FAKE_GPM_STATUS    "10=3,2=6": status of single GPM metrics
 FAKE_SM_UTIL FAKE_SM_OCCUPANCY FAKE_TENSOR_UTIL   percent, or nan (98.5, 24, 41)

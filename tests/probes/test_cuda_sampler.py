@@ -174,6 +174,21 @@ def test_clocks_are_brought_up_by_calls_before_the_first_sample(monkeypatch):
     assert calls[:8] == [0] * 8 and len(kept) < len(calls) - 8
 
 
+def test_what_was_learnt_while_the_clocks_were_low_is_forgotten(monkeypatch):
+    monkeypatch.setattr(CudaSampler, "spin_up_s", 0.02)
+    seen = []
+
+    def low_at_first(self, runner, n):
+        seen.append((self._cycles_per_s, runner.short))
+        self._cycles_per_s, runner.launch_s, runner.short = 1e9, 1e-5, True
+        time.sleep(0.005)
+        return 0.005
+    monkeypatch.setattr(CudaSampler, "sample", low_at_first)
+    monkeypatch.setattr(CudaSampler, "after", lambda self, runner, cap_s: None)
+    timed(honest(), cap_s=0.01)
+    assert [what for what in seen if what[0] is None] == [(None, None)] * 2   # at the beginning, and once awake
+
+
 # ------------------------------------------------------------------------------------------------ work on other streams
 
 def on_a_side_stream(awaited):
@@ -228,6 +243,15 @@ def test_the_time_of_a_replay_is_shared_among_the_calls_that_the_graph_holds(mon
     assert set(seconds) == {2e-3} and len(seconds) == sampler.steady_samples       # without the first
 
 
+def test_a_replay_is_queued_behind_twice_the_time_that_the_host_takes_to_ask_for_it():
+    blocked = []
+    with fake_cuda():
+        sampler, graph = CudaSampler(bench_of(honest())), torch.cuda.CUDAGraph()
+        sampler._block, graph.replay = blocked.append, lambda: time.sleep(0.002)
+        seconds = sampler._graph(graph, 1, 0.08)
+    assert len(blocked) == len(seconds) >= 2 and min(blocked) >= 0.004          # none before the first
+
+
 def test_a_call_that_waits_or_cannot_be_captured_has_no_graph_and_is_no_failure():
     def synchronises(call, inputs):
         torch.cuda.synchronize()
@@ -256,6 +280,19 @@ def test_after_a_failed_capture_the_allocator_is_told_and_the_device_comes_to_re
         with pytest.raises(NotCaptured, match=r"cannot be captured as a CUDA graph \(RuntimeError: no room\)"):
             captured([call])
         assert told == [(0, (0, 1)), "rest"] and torch.cuda.get_sync_debug_mode() == 0
+
+
+def test_after_a_capture_that_cannot_even_be_ended_torch_is_back_on_its_stream():
+    def call():
+        if torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+    with fake_cuda():
+        before = torch.cuda.current_stream()
+        with pytest.raises(NotCaptured, match="operation not permitted when stream is capturing"):
+            captured([call])
+        assert torch.cuda.current_stream() is before
+        graph = captured([lambda: None])
+        assert torch.cuda.current_stream() is before and graph.replays == 0
 
 
 def test_what_the_variant_raises_itself_is_not_taken_for_waiting():

@@ -164,15 +164,16 @@ def test_where_processes_cannot_be_listed_the_reason_is_told(library):
     with fake_cuda(l2=2**14), loaded(library, error="DeviceGetComputeRunningProcesses=4"), gpu("cuda:0") as one:
         count, words = others(one)
         assert count is None and words.startswith("NoPermission: ")
-        assert contended("cuda:0") == 0
+        assert contended("cuda:0") == (None, "NoPermission")
     with fake_cuda(l2=2**14), loaded(library, init=9):
-        assert contended("cuda:0") == 0
+        assert contended("cuda:0") == (None, "DriverNotLoaded")
 
 
 @pytest.mark.parametrize("switches, said", [
     (dict(processes="own,4242,4243"), "contended: 2 other processes on the GPU"),
     (dict(processes="own,4242"), "contended: 1 other process on the GPU"),
-    (dict(processes="own"), None), (dict(processes=""), None), (dict(init=9), None),
+    (dict(processes="own"), None), (dict(init=9), "contended: unknown (DriverNotLoaded)"),
+    (dict(processes=""), "contended: unknown (NVML lists no process on the GPU, not even this one)"),
 ])
 def test_every_measured_row_says_that_others_were_on_the_gpu(library, switches, said):
     class Two:

@@ -1,4 +1,5 @@
 """GPM: bytes from utilisation by literals that the code does not share, κ and its refusals, every way to have none."""
+import contextlib
 import math
 from unittest import mock
 
@@ -15,7 +16,7 @@ from kvlab.probes._base import Bench
 from kvlab.probes._gpm import Calibration, Counted, _peak, counted, edge_of, peak, per_call
 from kvlab.probes._known import Operation
 from kvlab.probes._loop import Loop
-from kvlab.probes._nvml import Unavailable, _gpm_value
+from kvlab.probes._nvml import Replayed, Unavailable, _gpm_value
 from kvlab.probes._nvml import gpu as opened
 from kvlab.probes._traffic import TRAFFIC
 from kvlab.probes.gpm import Gpm, bounded
@@ -139,6 +140,9 @@ def test_bytes_per_call_and_kappa_come_back_whatever_kappa_the_gpu_has(watched):
     assert found["sm_occupancy"]["value"] == pytest.approx(0.24)
     assert found["tensor_utilization"]["value"] == pytest.approx(0.41)
     assert {found[m]["method"] for m in UTILISATION} == {"counter"}
+    assert [found[m]["denominator"] for m in UTILISATION] == [
+        "SMs, over the whole window", "warps that fit, over the whole window", "tensor pipes, over the whole window",
+        "DRAM at its peak, over the whole window"]
     with mock.patch.object(_gpm.Meter, "calibrate", side_effect=AssertionError("calibrated twice")):
         assert watched(kappa=0.94)["gpm_kappa"]["value"] == found["gpm_kappa"]["value"]
 
@@ -192,8 +196,11 @@ def test_a_gpu_that_refuses_or_is_lost_in_mid_window_is_missing_and_fails_no_tri
 def test_why_there_is_none_names_what_is_needed(library, watched):
     with fake_cuda(), loaded(library, gpm=0):
         assert "needs Hopper or newer" in Gpm().why_not(CASE.trials[0])
-    with fake_cuda(), loaded(library, error="GpmQueryDeviceSupport=13"):
+    with fake_cuda(), loaded(library, error="GpmSampleGet=13"):
         assert "too old" in Gpm().why_not(Operation("copy", 2**20, device="cuda"))
+    for said in (dict(gpm_says=0), dict(error="GpmQueryDeviceSupport=13")):     # a sample decides, not what NVML thinks
+        with fake_cuda(), loaded(library, **said):
+            assert Gpm().why_not(CASE.trials[0]) is None
     with loaded(library, init=9):
         assert "kernel driver is not loaded" in Gpm().why_not(CASE.trials[0])
     with loaded(library):
@@ -225,14 +232,80 @@ def test_utilisation_is_told_beside_what_of_it_is_useful(library, watched, known
         bench = Bench(CASE, [one], CASE.inputs(5))
         bench.readings = [(one, Reading("latency_s", 1e-9, "s", "measured")),
                           (one, Reading("flops_share", 0.04, "ratio", "modelled"))]
-        note = next(r.note for _, r in Gpm(**QUICK).measure(bench) if r.metric == "sm_utilization")
-    assert note.startswith("SM utilisation 98.5 %, useful flops 4 % of the matmul ceiling; calls fill 0% of the window")
+
+        def note():
+            return next(r.note for _, r in Gpm(**QUICK).measure(bench) if r.metric == "sm_utilization")
+        without = note()
+        bench.readings.append((one, Reading("latency_graph_s", 1e-9, "s", "measured")))
+        told_ = note()
+    useful = "SM utilisation 98.5 %, useful flops 4 % of the matmul ceiling; "
+    assert without.startswith(f"{useful}windows of ") and "calls fill" not in without    # latency_s holds launch gaps
+    assert told_.startswith(f"{useful}calls fill 0% of the window by the timer's graph; windows of ")
 
 
 def test_a_full_memory_and_a_window_without_calls(library):
     with fake_cuda(l2=2**30, total=2**30), loaded(library), opened("cuda") as one:
         meter = _gpm.Meter(one, "cuda", 0.02)
         with pytest.raises(Unavailable, match="at least twice the L2"):
-            meter.calibrate(2**30)
-        idle = meter.window(Loop([], "cuda"), 0)
+            meter.room_for(2**30)
+        idle = meter.idle()
     assert idle.calls == 0 and 0.02 <= idle.seconds < 5 and idle.shares["sm_utilization"] == pytest.approx(0.985)
+
+
+def test_a_calibration_that_failed_is_not_tried_again_and_a_full_memory_is(watched):
+    with mock.patch.object(_gpm.Meter, "calibrate", side_effect=Unavailable("disturbed", 7)) as tried:
+        notes = [watched()["gpm_kappa"]["note"] for _ in range(3)]
+    assert tried.call_count == 1
+    assert notes == ["κ could not be calibrated: disturbed"] + 2 * [
+        "κ could not be calibrated at the first try in this process: disturbed"]
+    (kept,) = gpm._calibrated.values()
+    assert kept.__traceback__ is None                    # its frames would keep the buffers of a copy on the GPU
+    gpm._calibrated.clear()
+    with mock.patch.object(_gpm.Meter, "room_for", side_effect=Unavailable("memory is full")):
+        assert "memory is full" in watched()["gpm_kappa"]["note"]
+    assert watched()["gpm_kappa"]["kind"] == "measured"
+
+
+def busy_before(library, **switches):
+    """(meter, loop) of a copy that has kept the fake GPU busy until now."""
+    stack = contextlib.ExitStack()
+    fake = [stack.enter_context(one) for one in (fake_cuda(l2=2**18), loaded(library, **switches))][1]
+    stack.enter_context(told(fake))
+    meter = _gpm.Meter(stack.enter_context(opened("cuda")), "cuda", 0.25)
+    loop = Loop(Operation("copy", 2**22, device="cuda").calls(4), "cuda")
+    loop.run(loop.lasting(0.2))
+    return stack, meter, loop
+
+
+def test_the_idle_floor_holds_nothing_of_the_work_before_it_though_samples_are_renewed_rarely(library):
+    stack, meter, loop = busy_before(library, refresh_ms=100)
+    with stack:
+        assert meter.idle().shares["dram_utilization"] == 0
+        assert meter.window(loop, loop.lasting(0.25)).shares["dram_utilization"] > 0
+
+
+def test_samples_that_lag_show_in_windows_out_of_idleness_and_hide_behind_a_lead_in(library):
+    stack, meter, loop = busy_before(library, delay_ms=100)
+    with stack:
+        n = loop.lasting(0.02)
+        assert meter.window(loop, n).shares["dram_utilization"] > 0
+        assert meter.from_idle(loop, 1).shares["dram_utilization"] == 0
+
+
+def test_a_window_that_fails_is_noted_where_it_began_so_that_a_replay_fails_there_too(library):
+    heard = []
+    with fake_cuda(), loaded(library, error="GpmMetricsGet=4@1"), opened("cuda", heard) as one:
+        meter = _gpm.Meter(one, "cuda", 0.01)
+        meter.idle()
+        with pytest.raises(Unavailable, match="permission denied"):
+            meter.idle()
+    (good, at), (bad, end) = [(e, i) for i, e in enumerate(heard) if e["call"] == "Window"]
+    assert good["began"] == 0 and good["answer"]["calls"] == 0 and "error" not in good
+    assert bad["began"] == at + 1 and "permission denied" in bad["error"]
+    for entry, place in ((good, at), (bad, end)):
+        again = Replayed(heard[entry["began"]:place])
+        before = edge_of(again)
+        after = edge_of(again)
+        with pytest.raises(Unavailable, match="permission denied") if entry is bad else contextlib.nullcontext():
+            found = counted(again, before, after, **entry["answer"])
+            assert found.shares["sm_utilization"] == pytest.approx(0.985)

@@ -1,6 +1,7 @@
 """NVML's numbers by their right names and units, from a fake library behind the real pynvml; what it lacks says why."""
 import threading
 import time
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -13,7 +14,7 @@ from kvlab.attention import trial
 from kvlab.probes import _sampler, measure
 from kvlab.probes._sampler import Sampler
 from kvlab.probes.kernel_error import KernelError
-from kvlab.probes.nvml import Nvml
+from kvlab.probes.nvml import Nvml, _update_s, _Watched
 
 QUICK = dict(window_s=0.05, lead_s=0.02)
 
@@ -52,7 +53,8 @@ def test_every_metric_has_its_value_in_its_unit(rows):
     # the counter rises by 350 W: joules of a call are watts times its time
     energy = found["energy_per_call"]
     assert energy["value"] * energy["n"] == pytest.approx(350 * energy["window_s"], rel=0.1) and energy["n"] >= 2
-    assert "idle power is part of it" in energy["note"]
+    assert "idle power is part of it" in energy["note"] and "interval: one update, " in energy["note"]
+    assert energy["low"] < energy["value"] < energy["high"]
     share = found["throttled_share"]
     assert share["value"] == pytest.approx(0.5, rel=0.05) and share["high"] == pytest.approx(0.75, rel=0.05)
     assert "power cap 0.2" in share["note"] and "heat, by hardware 0." in share["note"]
@@ -199,6 +201,52 @@ def test_the_lead_in_is_outside_the_window_and_the_window_as_long_as_asked(rows)
     energy = found["energy_per_call"]
     assert energy["window_s"] >= 0.2 and energy["n"] < len(seen)
     assert seen[-energy["n"]] - seen[0] >= 0.1                       # what came before the window
+
+
+def test_an_update_of_the_energy_counter_takes_no_longer_than_from_before_one_change_to_after_the_next():
+    sampler = Sampler({})
+    sampler.samples.extend((at, "energy", value) for at, value in [
+        (0.0, 1.0), (0.1, 1.0), (0.2, 2.0), (0.3, 2.0), (0.4, 3.0), (0.5, 3.0), (0.6, 3.0), (0.7, 4.0)])
+    assert _update_s(sampler) == pytest.approx(0.3)                  # from 0.1 to 0.4; from 0.3 to 0.7 it is longer
+    sampler.samples.extend([(0.75, "power_instant", 9.0), (0.8, "energy", 5.0)])
+    assert _update_s(sampler) == pytest.approx(0.2)
+    few = Sampler({})
+    few.samples.extend([(0.0, "energy", 1.0), (0.1, "energy", 2.0)])
+    assert _update_s(few) is None
+
+
+def test_an_update_widens_the_interval_by_its_share_of_the_window_and_an_unseen_one_is_said():
+    window = SimpleNamespace(calls=10, seconds=2.0, before=SimpleNamespace(counters={"energy": 1000.0}),
+                             after=SimpleNamespace(counters={"energy": 6000.0}))
+    watched = SimpleNamespace(note="")
+    found = Nvml()._energy(watched, window, 0.2)
+    assert (found.value, found.low, found.high) == (0.5, pytest.approx(0.45), pytest.approx(0.55))
+    unseen = Nvml()._energy(watched, window, None)
+    assert unseen.low is None and unseen.high is None and "no interval: its updates were not seen" in unseen.note
+
+
+def test_nothing_is_asked_between_the_calls_and_the_energy_counter(rows, monkeypatch):
+    order, real, counters = [], Sampler.read, _Watched.counters
+
+    def read(self):
+        if threading.current_thread() is threading.main_thread():
+            order.append("sensors")
+        real(self)
+
+    def noted(self, energy_last):
+        for name, ask in list(self._counted.items()):
+            self._counted[name] = lambda name=name, ask=ask: order.append(name) or ask()
+        return counters(self, energy_last)
+    monkeypatch.setattr(Sampler, "read", read)
+    monkeypatch.setattr(_Watched, "counters", noted)
+    monkeypatch.setattr(_sampler, "PERIOD_S", 60)
+    rows(made("call", lambda call, inputs: order.append("call") or call()))
+    calls = [i for i, what in enumerate(order) if what == "call"]
+    at = next(i for i in range(len(order) - 1, 0, -1) if order[i] == "energy" and order[i - 1] == "call")
+    first = max(i for i in range(at) if order[i] == "energy")
+    assert order[first + 1] == "call" and set(order[first + 1:at]) == {"call"} and calls[-1] == at - 1
+    before, after = order[first - 12:first], order[at + 1:]
+    assert "sensors" in before and before.index("sensors") < before.index("ecc") and after[-1] == "sensors"
 
 
 def test_calls_take_turns_on_the_input_copies(rows):

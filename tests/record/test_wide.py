@@ -66,6 +66,19 @@ def test_several_sources_of_one_kind_are_named_and_the_row_says_where_its_number
     assert "latency_s_source" not in lines and "hbm_bytes_measured" not in lines
 
 
+def test_bytes_and_what_is_made_of_them_are_of_one_source_whichever_was_written_first():
+    def traffic(value, method, source):
+        return [row("a", "hbm_bytes", value, "B", "measured", method=method, source=source),
+                *(row("a", metric, value, "ratio", "measured", method="derived", source=source)
+                  for metric in ("traffic_amplification", "traffic_to_model"))]
+    rows = [traffic(20, "derived", "gpm"), traffic(10, "counter", "ncu 2025.3"), traffic(30, "derived", "other")]
+    for order in (rows, rows[::-1]):
+        (line,) = wide(table(sum(order, []))).to_dict("records")
+        for metric in ("hbm_bytes", "traffic_amplification", "traffic_to_model"):
+            assert (line[metric], line[f"{metric}_source"]) == (10, "ncu 2025.3"), metric
+        assert (line["traffic_to_model_gpm"], line["traffic_to_model_other"]) == (20, 30)
+
+
 def test_a_missing_reading_shows_only_where_nothing_is_stronger():
     lines = wide(table([
         row("a", missing("power", "W", "no sensor")), row("a", "power", 7, "W", "modelled"),
