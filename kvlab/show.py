@@ -13,6 +13,8 @@ from kvlab.units import display
 # C0, DEL, C1; separators of lines and paragraphs; what turns the direction of writing; halves of surrogate pairs
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
+SOUGHT = ("sm_utilization", "hbm_bytes")        # what most people look for: named where many metrics have no number
+
 
 def printable(text: object) -> str:
     """Text of a file or an error as a terminal may show it: control characters as escapes such as \\x1b."""
@@ -98,7 +100,8 @@ def print_readings(rows, one) -> None:
             remark = f"{', '.join(dict.fromkeys(one['source'] for one in of))}: {remark}"
         kind = row["kind"] if row["status"] == "ok" else row["status"]
         names = list(dict.fromkeys(one["metric"] for one in of))
-        shown = ", ".join(names) if len(names) < 5 else f"{names[0]} and {len(names) - 1} more"
+        first = [*(name for name in SOUGHT if name in names), *(name for name in names if name not in SOUGHT)]
+        shown = ", ".join(names) if len(names) < 5 else f"{', '.join(first[:3])} and {len(names) - 3} more"
         table.add_row(shown, display(row["value"], row["unit"]), interval, kind, Text(printable(remark)))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 

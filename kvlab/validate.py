@@ -55,6 +55,8 @@ def validate(out: Path, *, device: str = "cuda", sizes: Sizes | None = None, say
     there, and the next one runs; one that hangs ends the process, 15 s behind the budget. Raises ValueError without a
     CUDA device.
     """
+    if not device.startswith("cuda"):
+        raise ValueError(f"validate-gpu counts on an NVIDIA GPU: device {device!r} must be cuda, cuda:0, cuda:1, …")
     if why := no_device(device):
         raise ValueError(f"validate-gpu counts on an NVIDIA GPU, and there is none: {why}")
     import torch

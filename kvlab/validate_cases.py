@@ -14,14 +14,14 @@ Case = Comparison | Operation
 class Sizes:
     """How large the cases are and how long it all may take. A dry run makes them small."""
     copy_bytes: int = 2**30
-    matmul_bytes: int = 2**27
+    matmul_bytes: int = 2**28
     q_heads: int = 32
     kv_heads: tuple[int, ...] = (8, 1, 32)                  # GQA first: the time may be up before the others
     head_dim: int = 128
     batch: int = 4                                          # long, not many: naive launches kernels per sequence, and
     kv_len: int = 65536                                     # ncu takes its time for each
     prefill_heads: tuple[int, int] = (16, 4)
-    prefill_batch: int = 8
+    prefill_batch: int = 32                                  # what L2 still holds at the end must not decide
     prefill_len: int = 4096
     window_s: float = 1.0
     sweep_s: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

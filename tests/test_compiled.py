@@ -62,6 +62,14 @@ def test_another_text_or_flag_or_included_file_is_another_library(real, source, 
     assert ctypes.CDLL(str(compiled.compiled((source,), shared=True))).answer() == 43
 
 
+def test_another_kind_of_machine_or_c_library_is_another_library(real, source, monkeypatch):
+    first = compiled.compiled((source,), shared=True)
+    monkeypatch.setattr(compiled.platform, "libc_ver", lambda: ("glibc", "1.0"))
+    other = compiled.compiled((source,), shared=True)
+    monkeypatch.setattr(compiled.platform, "machine", lambda: "elsewhere")
+    assert len({first, other, compiled.compiled((source,), shared=True)}) == 3
+
+
 def test_a_text_that_is_not_c_is_told_with_the_compilers_first_error_and_leaves_nothing(real, source, own_cache):
     source.write_text("int answer(void) { return missing_name; }\n")
     why = why_not((source,), shared=True)

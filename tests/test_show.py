@@ -77,14 +77,15 @@ def test_a_source_is_named_where_a_metric_has_several_and_says_once_what_it_says
         Reading("hbm_bytes", 2e6, "B", "simulated", source="callgrind", note=long),
         Reading("write_allocate_bytes", 3e6, "B", "simulated", source="callgrind", note=long),
         *(missing(f"sensor_{i}", "W", "no driver", source=source) for source in ("nvml", "gpm") for i in range(5)),
-        missing("other", "B", "no driver", source="gpm"))]
+        *(missing(name, "ratio", "no driver", source="gpm") for name in ("other", "sm_utilization")))]
     print_readings(rows, trial("naive", Workload.decode(AttentionShape(4, 2, 16), kv_len=64)))
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("hbm_bytes ") and line.rstrip().endswith("roofline:") for line in lines)
     assert any(line.startswith("hbm_bytes ") and "callgrind: D1 32 KiB" in line for line in lines)
     assert any(line.startswith("write_allocate_bytes ") and line.rstrip().endswith(" as above") for line in lines)
     assert sum("no driver" in line for line in lines) == 1
-    assert any(line.startswith("sensor_0 and 5 more ") and "nvml, gpm: no driver" in line for line in lines)
+    assert any(line.startswith("sm_utilization, sensor_0, sensor_1 and 4 more ") and "nvml, gpm: no driver" in line
+               for line in lines), "what most people look for is named"
 
 
 @pytest.mark.parametrize("about", [

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kvlab.attention._decoding import arrays_written
 from kvlab.attention._variant import Cost
 from kvlab.kv.formats import KVFormat
 from kvlab.shapes import Workload
@@ -73,7 +74,10 @@ def ideal_traffic(workload: Workload, fmt: KVFormat, itemsize: int) -> Cost:
 
 
 def least_cost(trial: Trial, cache_bytes: int = 0) -> Cost:
-    """The cost that all variants share: ideal traffic, a layout that stores a shared prefix per sequence, decoding."""
+    """The cost that all variants share: ideal traffic, a layout that stores a shared prefix per sequence, decoding.
+
+    Decoding is torch's, operator by operator; of arrays that fit the cache some are found that wait longer than that.
+    """
     w, s, fmt = trial.workload, trial.workload.shape, trial.format
     cost = ideal_traffic(w, fmt, trial.itemsize)
     if w.shared_prefix and not trial.layout.share_prefix:
@@ -84,6 +88,11 @@ def least_cost(trial: Trial, cache_bytes: int = 0) -> Cost:
         decoded = visible * s.num_kv_heads * width * trial.itemsize
         stored = sum(fmt.nbytes(n, s, first=w.first_visible(b)) for b, n in enumerate(w.kv_lens))
         cost = cost.plus(read=not_found(decoded, stored, cache_bytes), write=decoded)
+        for codec, side in fmt.sides(s):                              # what is written on the way, and read once
+            arrays = [n * visible * s.num_kv_heads * side
+                      for n in arrays_written(codec, trial.itemsize, not trial.device.startswith("cuda"))]
+            for nbytes, following in zip(arrays, arrays[1:]):
+                cost = cost.plus(read=not_found(nbytes, following, cache_bytes), write=nbytes)
     return cost
 
 

@@ -41,9 +41,10 @@ class CNaive:
             v, scores = tokens * s.v_dim * size, q_len * row
             both = k if s.v_in_k else k + v
             for side in (k, v):
-                walks = q_len if side + row > cache_bytes else 1 if both + scores > cache_bytes else 1 / group
-                cost = cost.plus(read=round(heads * walks * side))
-            cost = cost.plus(read=-heads * both // group)            # that of least_cost
+                walks = q_len if side + row > cache_bytes else 1 if both + scores > cache_bytes else 0
+                cost = cost.plus(read=heads * walks * side)
+            if both + scores > cache_bytes:                          # else only what least_cost has is read
+                cost = cost.plus(read=-heads * both // group)
             gone = [scores + between > cache_bytes for between in (k, v, both)]
             cost = cost.plus(read=heads * scores * (gone[0] + gone[1]), write=heads * scores * (gone[0] + gone[2]))
             last = max(last, 0 if gone[2] else scores)

@@ -71,6 +71,9 @@ class Naive:
             cost = cost.plus(read=moved, write=moved + 2 * scores)
             cost = cost.plus(read=not_found(scores, scores, cache_bytes)
                              + not_found(scores, max(scores, v), cache_bytes))
+            if s.v_in_k and heads == s.num_kv_heads:                     # walked as K, and again as V
+                latent = not_found(k, 2 * scores, cache_bytes)
+                cost = cost.plus(read=latent * s.v_dim // s.head_dim)
             if q_len > 1:                                                # what is hidden is overwritten
                 mask = q_len * tokens                                    # of a byte each
                 hidden = (mask - Workload(s, (q_len,), (kv_len,)).visible_pairs()) * size           # of one head

@@ -4,6 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvlab.attention._math import falls_back, math_cost
 from kvlab.attention._oracle import least_cost, not_found
 from kvlab.attention._sdpa import NO_SOFTCAP, under_a_mask
 from kvlab.attention._variant import Cost
@@ -70,6 +71,8 @@ class Paged:
         tables = 8 * sum(-(-n // (trial.layout.block_size or n)) for n in w.kv_lens)
         # K and V are both gathered before either is used: what is stored passes once while they are written
         cost = least_cost(trial, cache_bytes).plus(read=not_found(stored, stored, cache_bytes) + tables, write=stored)
+        if falls_back(trial):
+            return math_cost(cost, trial, cache_bytes)
         return under_a_mask(cost, trial, cache_bytes, s.group_ratio)
 
 

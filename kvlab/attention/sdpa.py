@@ -4,6 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvlab.attention._math import falls_back, math_cost
 from kvlab.attention._oracle import least_cost
 from kvlab.attention._sdpa import per_sequence, sdpa_why_not, under_a_mask
 from kvlab.attention._variant import Cost
@@ -22,4 +23,7 @@ class Sdpa:
         return per_sequence(trial, inputs, folded_sdpa)
 
     def cost(self, trial, cache_bytes=0) -> Cost:
-        return under_a_mask(least_cost(trial, cache_bytes), trial, cache_bytes, trial.workload.shape.group_ratio)
+        cost = least_cost(trial, cache_bytes)
+        if falls_back(trial):
+            return math_cost(cost, trial, cache_bytes)
+        return under_a_mask(cost, trial, cache_bytes, trial.workload.shape.group_ratio)

@@ -4,6 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvlab.attention._math import falls_back, math_cost
 from kvlab.attention._oracle import least_cost, read_again
 from kvlab.attention._sdpa import per_sequence, sdpa_why_not, under_a_mask
 from kvlab.attention._variant import Cost
@@ -27,4 +28,6 @@ class SdpaEnableGqa:
     def cost(self, trial, cache_bytes=0) -> Cost:
         if trial.device.startswith("cuda"):
             return least_cost(trial, cache_bytes)
+        if falls_back(trial):
+            return math_cost(least_cost(trial, cache_bytes), trial, cache_bytes, repeated=True)
         return under_a_mask(read_again(trial, trial.workload.shape.group_ratio - 1, cache_bytes), trial, cache_bytes)

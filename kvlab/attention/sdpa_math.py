@@ -4,7 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.attention._oracle import least_cost, not_found, score_matrix_bytes
+from kvlab.attention._math import math_cost
+from kvlab.attention._oracle import least_cost
 from kvlab.attention._sdpa import backend_why_not, on_backend
 from kvlab.attention._variant import Cost
 from kvlab.attention.naive import Naive
@@ -23,13 +24,4 @@ class SdpaMath(Sdpa):
         return on_backend("MATH", super().prepare(trial, inputs))
 
     def cost(self, trial, cache_bytes=0) -> Cost:
-        """The product writes the scores, the softmax a second matrix; K passes before the one is read, V the other.
-
-        What torch scales (q and a copy of K) and how it hides cells is its own and not in it.
-        """
-        w, scores, s = trial.workload, score_matrix_bytes(trial), trial.workload.shape
-        tokens = sum(kv_len - w.first_visible(b) for b, kv_len in enumerate(w.kv_lens))
-        k, v = (tokens * s.num_kv_heads * width * trial.itemsize for width in (s.head_dim, s.v_dim))
-        flops = 2 * (s.head_dim + s.v_dim) * scores // trial.itemsize                  # the masked half is computed too
-        return least_cost(trial, cache_bytes)._replace(executed_flops=flops).plus(
-            read=sum(not_found(scores, max(scores, side), cache_bytes) for side in (k, v)), write=2 * scores)
+        return math_cost(least_cost(trial, cache_bytes), trial, cache_bytes)

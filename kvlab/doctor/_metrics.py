@@ -19,9 +19,9 @@ ROWS = {
     "ceilings": ("measured: timer",) * 2,
     "timer": ("measured: {clock} for one thread, timer:wall for several", "measured: timer:cuda_events"),
     "prepare_s": ("measured: timer:wall",) * 2,
-    "latency_graph_s": ("", "measured: timer:cuda_graph"),
-    "cycles": ("", "measured: derived, time × SM clock"),
-    "throttled_samples": ("", "measured: sensor of NVML"),
+    "latency_graph_s": ("missing: CUDA graphs are of GPUs", "measured: timer:cuda_graph"),
+    "cycles": ("missing: the timer reads no cycle counter of a CPU", "measured: derived, time × SM clock"),
+    "throttled_samples": ("missing: a CPU does not say why it slows down", "measured: sensor of NVML"),
     "page_faults": ("measured: counter:getrusage", ""), "system_time_share": ("measured: counter:getrusage", ""),
     "memory": ("measured: {peak}", "measured: counter:cuda_allocator"),
     "gradient_bytes": ("measured: counter:saved_tensors",) * 2,
@@ -81,7 +81,8 @@ def metrics() -> Iterator[Check]:
     known = torch_child()
     if "metrics" not in known:
         yield Check("metrics", "all metrics", severity(known["ended"]),
-                    f"the probes cannot be asked: their process {known['ended']}")
+                    f"the probes cannot be asked: their process {known['ended']}",
+                    "run kvlab doctor again: torch loads slowly the first time, and on a busy machine")
         return
     sources, said = Counter(metric["name"] for metric in known["metrics"]), set()
     for metric in known["metrics"]:

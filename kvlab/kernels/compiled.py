@@ -47,12 +47,13 @@ def compiler() -> tuple[str, str]:
 def compiled(sources: tuple[Path, ...], *, shared: bool, flags: tuple[str, ...] = ()) -> Path:
     """The library (shared) or program made from the first of these files; the others are what it includes.
 
-    It lies in the cache folder under a hash of all texts, the flags and the compiler's version, and is written whole
-    or not at all. CannotCompile says why there is none.
+    It lies in the cache folder under a hash of all texts, the flags, the compiler's version, the machine's kind and
+    the C library's version, and is written whole or not at all. CannotCompile says why there is none.
     """
     where, version = compiler()
     flags = (*FLAGS, *flags, *(("-shared", "-fPIC") if shared else ()))
-    named = hashlib.sha256("\0".join([*(s.read_text() for s in sources), *flags, version]).encode()).hexdigest()[:16]
+    told = [*(s.read_text() for s in sources), *flags, version, platform.machine(), *platform.libc_ver()]
+    named = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
     place = cache_folder("compiled", f"{sources[0].stem}-{named}{'.so' if shared else ''}")
     if place.is_file():
         return place

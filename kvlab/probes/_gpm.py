@@ -159,12 +159,12 @@ class Edge:
     clock: float | Unavailable                          # Hz
 
 
-def edge_of(one: Gpu, now: Callable[[], float] = time.perf_counter) -> Edge:
+def edge_of(one: Gpu) -> Edge:
     """The edge of a window, now. A clock that is not told costs the bytes; a sample that is not, the window."""
     clock = _asked(one.whole, "DeviceGetClockInfo", MEMORY_CLOCK)
-    began = now()
+    began = time.perf_counter()
     sample = one.gpm_sample()
-    return Edge(sample, (began + now()) / 2, clock if isinstance(clock, Unavailable) else clock * 1e6)
+    return Edge(sample, (began + time.perf_counter()) / 2, clock if isinstance(clock, Unavailable) else clock * 1e6)
 
 
 def counted(one: Gpu, before: Edge, after: Edge, calls: int, seconds: float) -> Counted:

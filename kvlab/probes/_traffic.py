@@ -3,10 +3,12 @@ from __future__ import annotations
 
 from kvlab.attention import Cost, ideal_traffic
 from kvlab.record.reading import Reading, missing
+from kvlab.units import display
 
 AMPLIFICATION = {"read_amplification": "ratio", "traffic_amplification": "ratio"}
 TRAFFIC = {"hbm_read_bytes": "B", "hbm_write_bytes": "B", "hbm_bytes": "B", **AMPLIFICATION,
            "traffic_to_model": "ratio"}
+EDGE = 1.25                     # a formula steps where a working set equals the cache, a cache slides around it
 
 
 def ideal_of(case) -> Cost:
@@ -36,12 +38,26 @@ def traffic(case, *, total: float, read: float | None = None, write: float | Non
     found.append(Reading("hbm_bytes", total, "B", kind, low=low, high=high, **common))
     found += amplifications(ideal_of(case), total=total, read=read, unsplit=unsplit, cache_bytes=cache_bytes, kind=kind,
                             low=low, high=high, **common)
-    model = model_of(case, cache_bytes)
-    formula = model.read_bytes + model.write_bytes
+    formula = _moved(case, cache_bytes)
     found.append(Reading("traffic_to_model", total / formula, "ratio", kind, denominator="variant.cost, read and write",
                          low=None if low is None else low / formula, high=None if high is None else high / formula,
-                         **{**common, "method": "derived"}))
+                         **{**common, "method": "derived", "note": _formula_said(case, formula, cache_bytes)}))
     return found
+
+
+def _moved(case, cache_bytes: int) -> int:
+    model = model_of(case, cache_bytes)
+    return model.read_bytes + model.write_bytes
+
+
+def _formula_said(case, formula: int, cache_bytes: int) -> str:
+    """The formula's own number, and whether it is near one of its steps, where a cache slides."""
+    said = f"formula: {display(formula, 'B')} behind a cache of {display(cache_bytes, 'B')}"
+    most, least = (_moved(case, int(cache_bytes * factor)) for factor in (1 / EDGE, EDGE))
+    if most - least <= 0.05 * formula:
+        return said
+    return (f"{said}, near a step of it: {display(most, 'B')} behind one {EDGE:g} × smaller, {display(least, 'B')} "
+            "behind one as much larger; a cache slides between them")
 
 
 def amplifications(ideal: Cost, *, total: float, read: float | None, unsplit: str = "", cache_bytes: int, kind: str,

@@ -32,7 +32,9 @@ class Ncu:
     """What one call moves to and from a GPU's memory, counted kernel by kernel in a process of its own under ncu.
 
     hbm_… and amplifications: the call as the timer makes it, after the same flush. cold_share: its reads ÷ the ideal
-    reads; from 0.9 on the timer's rows are labelled verified. kernel_cold_…: with empty caches before every kernel, so
+    reads; from 0.9 on, and where next to nothing of what the formula reads is lacking, the timer's rows are labelled
+    verified. The interval of the bytes reaches from what was counted to that and what L2 may still hold to write: the
+    lesser of its size and of what the formula writes. kernel_cold_…: with empty caches before every kernel, so
     that what one kernel leaves for the next is read again. sm_utilization, sm_occupancy, tensor_utilization,
     l2_hit_rate: means over the kernels by their time, also with empty caches. No time is taken from these runs.
     timeout_s: for each of the three passes. Copies and fills by the driver (memcpy, memset) are no kernels and are not
@@ -95,8 +97,9 @@ def readings(case, found: dict[str, list[Kernel] | str], cache_bytes: int) -> li
 def label(case, read: float, cache_bytes: int, replays: int = 1) -> str:
     """What the caches held when the call began, from the bytes that it read.
 
-    Unverified where it read the ideal but less than its own formula asks: then intermediate arrays may have taken the
-    place of K and V. And where ncu ran a kernel several times: then a later run found what the first had left.
+    Unverified where it read the ideal, and of what its own formula asks so much less that it may be K and V: then
+    intermediate arrays may have taken their place. And where ncu ran a kernel several times: then a later run found
+    what the first had left.
     """
     if replays != 1:
         return f"cold (unverified: ncu ran each kernel {replays} times)" if replays else (
@@ -105,7 +108,7 @@ def label(case, read: float, cache_bytes: int, replays: int = 1) -> str:
     share = f"{100 * read / ideal:.3g} % of the ideal"
     if read < COLD * ideal:
         return f"warm (ncu read only {share})"
-    if read < COLD * formula:
+    if formula - read > (1 - COLD) * ideal:              # not 0.9 of the formula: K and V are 1/64 of repeated heads
         return f"cold (unverified: ncu read {share}, and {100 * read / formula:.3g} % of what its formula reads)"
     return f"cold (verified: ncu read {share})"
 
@@ -116,10 +119,12 @@ def _traffic(case, kernels, cache_bytes):
     again = "" if replays == 1 else ("; a kernel that ncu runs more than once, or of which it does not say that it ran "
                                      "once, finds what its first run left in the caches: the label is not verified")
     common = dict(source=Ncu.name, n=1, cache_state=label(case, read, cache_bytes, replays))
-    yield from traffic(case, total=read + write, read=read, write=write, cache_bytes=cache_bytes, kind="measured",
-                       method="counter", **common,
+    unwritten = min(model_of(case, cache_bytes).write_bytes, cache_bytes)
+    yield from traffic(case, total=read + write, low=read + write, high=read + write + unwritten, read=read,
+                       write=write, cache_bytes=cache_bytes, kind="measured", method="counter", **common,
                        note="dram__bytes of every kernel; copies and fills by the driver (memcpy, memset; clone() of a "
-                            f"contiguous tensor) are not counted, nor what L2 still holds to write{again}")
+                            "contiguous tensor) are not counted, nor what L2 still holds to write: at the most "
+                            f"{unwritten:,} bytes, up to which the interval goes{again}")
     yield Reading("cold_share", read / ideal_of(case).read_bytes, "ratio", "measured", method="derived",
                   denominator="ideal read bytes", note=again.removeprefix("; "), **common)
     yield Reading("kernels_per_call", len(kernels), "count", "measured", method="counter", **common)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import ClassVar
@@ -15,7 +15,7 @@ from typing import ClassVar
 from kvlab._child import run
 from kvlab.probes._base import Bench
 from kvlab.probes._loop import Loop
-from kvlab.probes._traffic import TRAFFIC, ideal_of, traffic
+from kvlab.probes._traffic import TRAFFIC, model_of, traffic
 from kvlab.record.environment import last_level_cache
 from kvlab.record.reading import Reading, missing
 
@@ -24,15 +24,16 @@ DEVICES, GROUPS = "sys/bus/event_source/devices", "sys/fs/resctrl/mon_data"
 LINE = 64                                                            # bytes of a command that has no unit of its own
 UNITS = {"": LINE, "B": 1, "Bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 START_S, TRIED_S = 0.3, 10.0                                         # until perf counts; for a first try
-# a unit's name, as perf sums over all its numbers; events of reads, of writes, or of both in one. Sources: the kernel's
-# tools/perf/pmu-events (Intel uncore memory; AMD umc_cas_cmd, RdWrMask; AMD dram_channel_data_controller, 64 B each)
+# a unit's name, as perf sums over all its numbers; its events of reads and of writes. Sources: the kernel's
+# tools/perf/pmu-events (Intel uncore memory; AMD umc_cas_cmd, RdWrMask). Not AMD before Zen 4: its amd_df has four
+# counters for eight channels, so that each would count half of the time
 CONTROLLERS = (
-    ("uncore_imc_free_running", ["uncore_imc_free_running/data_read/"], ["uncore_imc_free_running/data_write/"], []),
-    ("uncore_imc", ["uncore_imc/cas_count_read/"], ["uncore_imc/cas_count_write/"], []),
-    ("uncore_imc", ["uncore_imc/data_reads/"], ["uncore_imc/data_writes/"], []),
-    ("amd_umc", ["amd_umc/event=0x0a,rdwrmask=0x1/"], ["amd_umc/event=0x0a,rdwrmask=0x2/"], []),
-    ("amd_df", [], [], [f"dram_channel_data_controller_{n}" for n in range(8)]),
+    ("uncore_imc_free_running", "uncore_imc_free_running/data_read/", "uncore_imc_free_running/data_write/"),
+    ("uncore_imc", "uncore_imc/cas_count_read/", "uncore_imc/cas_count_write/"),
+    ("uncore_imc", "uncore_imc/data_reads/", "uncore_imc/data_writes/"),
+    ("amd_umc", "amd_umc/event=0x0a,rdwrmask=0x1/", "amd_umc/event=0x0a,rdwrmask=0x2/"),
 )
+RUNNING = 90.0                                                       # %: of a window an event must have been counted
 
 
 class CannotCount(Exception):
@@ -65,26 +66,27 @@ class Resctrl:
 
 class PerfStat:
     """`perf stat -a` from one edge of a window to the next."""
-    unsplit = "this memory controller's events count reads and writes together"
+    unsplit = ""
 
-    def __init__(self, name: str, reads: list[str], writes: list[str], both: list[str]):
-        self.name, self.reads, self.writes, self.both = f"perf ({name})", reads, writes, both
+    def __init__(self, name: str, reads: str, writes: str):
+        self.name, self.events = f"perf ({name})", f"{reads},{writes}"
+        self.env = {**os.environ, "LC_ALL": "C"}                     # a decimal comma would be one column more
         self.running: subprocess.Popen | None = None
         self.file = tempfile.NamedTemporaryFile(prefix="kvlab-perf-")
 
     def command(self, file: str) -> list[str]:
-        return ["perf", "stat", "-a", "-x", ",", "-o", file, "-e", ",".join([*self.reads, *self.writes, *self.both])]
+        return ["perf", "stat", "-a", "-x", ",", "-o", file, "-e", self.events]
 
     def edge(self) -> Counted:
         """Starts perf and says 0; at the next edge ends it and says what it counted. No pipes: it may print much."""
         if self.running is None:
             try:
-                self.running = subprocess.Popen(self.command(self.file.name), stdin=subprocess.DEVNULL,
+                self.running = subprocess.Popen(self.command(self.file.name), env=self.env, stdin=subprocess.DEVNULL,
                                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             except OSError as error:
                 raise CannotCount(f"perf cannot be started ({error.strerror or error})") from None
             time.sleep(START_S)
-            return Counted(0.0, *([0.0, 0.0] if self.reads else []))
+            return Counted(0.0, 0.0, 0.0)
         self.running.send_signal(signal.SIGINT)
         return self.counted(self._ended())
 
@@ -106,7 +108,7 @@ class PerfStat:
     def tried(self) -> None:
         """Raises CannotCount where perf will not count this, in its own words."""
         try:
-            ended = run([*self.command(self.file.name), "sleep", "0.01"], timeout_s=TRIED_S)
+            ended = run([*self.command(self.file.name), "sleep", "0.01"], timeout_s=TRIED_S, env=self.env)
         except OSError as error:
             raise CannotCount(f"perf cannot be started ({error.strerror or error})") from None
         if ended.how:
@@ -115,11 +117,14 @@ class PerfStat:
         self.counted(Path(self.file.name).read_text(errors="replace"))
 
     def counted(self, text: str) -> Counted:
-        """Bytes from the lines `value,unit,event,…` that perf wrote. Source: perf-stat(1), CSV FORMAT."""
+        """Bytes from the lines `value,unit,event,time,percent of it,…` that perf wrote.
+
+        Source: perf-stat(1), CSV FORMAT.
+        """
         rows = [line.split(",") for line in text.splitlines() if line.strip() and not line.startswith("#")]
         found = []
         for row in rows:
-            if len(row) < 3:
+            if len(row) < 5:
                 raise CannotCount(f"perf's line {','.join(row)[:80]!r} is cut off")
             value, unit = row[0], row[1]
             if value.startswith("<"):
@@ -129,13 +134,14 @@ class PerfStat:
                 raise CannotCount(f"perf gave the unit {unit!r}, which kvlab does not know; it knows bytes to GiB")
             try:
                 found.append(float(value) * UNITS[unit])
+                running = float(row[4])
             except ValueError:
-                raise CannotCount(f"perf's count {value!r} is no number") from None
-        events = len(self.reads) + len(self.writes) + len(self.both)
-        if not found or len(found) % events:                         # one line each, or one for each socket
-            raise CannotCount(f"perf wrote {len(found)} counts for {events} events")
-        if self.both:
-            return Counted(sum(found))
+                raise CannotCount(f"perf's count {value!r}, of {row[4]!r} % of the time, is no number") from None
+            if not running >= RUNNING:
+                raise CannotCount(f"perf counted {row[2]} for {running:g} % of the time only and guessed the rest: "
+                                  "another program holds the controllers' counters; end it")
+        if not found or len(found) % 2:                              # a line of reads and one of writes per unit
+            raise CannotCount(f"perf wrote {len(found)} counts for 2 events")
         return Counted(sum(found), sum(found[:len(found) // 2]), sum(found[len(found) // 2:]))
 
 
@@ -149,7 +155,7 @@ def counter() -> Resctrl | PerfStat:
     except (OSError, ValueError):
         paranoid = 2
     if not units:
-        why.append(f"the system offers no memory-controller counters under /{DEVICES} (uncore_imc, amd_umc, amd_df): "
+        why.append(f"the system offers no memory-controller counters under /{DEVICES} (uncore_imc, amd_umc): "
                    "a virtual machine hides them; needs bare metal")
     elif shutil.which("perf") is None:
         why.append("the program perf is not installed (Debian: apt-get install linux-perf)")
@@ -176,7 +182,9 @@ class Perf:
     """Bytes per call between this machine's CPU and its memory, from windows of n and of 2n calls.
 
     The slope between the two leaves the edges out; what the idle machine moved in the same time is taken off. Other
-    programs count: scope system. Where reads are told apart they verify the timer's cold label (0.9 of the ideal's).
+    programs count: scope system. So do the reads of lines that are then written over (write-allocate), which no formula
+    has: the interval of traffic_to_model begins where each written line was also read. Prefetched lines count too, so
+    nothing here verifies the timer's cold label.
     window_s: of n calls; pairs: how many pairs of windows, whose whole range is the interval.
     """
     window_s: float = 1.0
@@ -204,7 +212,6 @@ class Perf:
                 found = self._counted(trial, trial.prepare(bench.inputs_of(trial)))
             if trial in bench.trials:
                 yield from ((trial, reading) for reading in found)
-                self._label(bench, trial, found)
 
     def operation(self, op) -> list[Reading]:
         """Of the operation as torch computes it, on operands that rotate through five times the last-level cache."""
@@ -231,11 +238,12 @@ class Perf:
                                  f"or take windows above {self.window_s:g} s")
         split = {} if per_call[0].read is None else dict(read=median(c.read for c in per_call),
                                                          write=median(c.write for c in per_call))
-        return traffic(case, total=median(totals), low=min(totals), high=max(totals), **split, unsplit=one.unsplit,
-                       cache_bytes=last_level_cache()[0], kind="measured", method="counter", source=self.name,
-                       scope="system", n=self.pairs, window_s=self.window_s,
-                       note=f"{one.name}, the whole machine less its idle floor; a store's own read of its line and "
-                            "the prefetcher's reads count")
+        found = traffic(case, total=median(totals), low=min(totals), high=max(totals), **split, unsplit=one.unsplit,
+                        cache_bytes=last_level_cache()[0], kind="measured", method="counter", source=self.name,
+                        scope="system", n=self.pairs, window_s=self.window_s,
+                        note=f"{one.name}, the whole machine less its idle floor; a store's own read of its line and "
+                             "the prefetcher's reads count")
+        return [_without_allocation(case, one) if one.metric == "traffic_to_model" else one for one in found]
 
     def _slopes(self, one, loop: Loop) -> list[Counted]:
         """Bytes per call, of each pair of windows."""
@@ -250,14 +258,13 @@ class Perf:
             found.append(_per(_less(more, idle, (long.seconds - short.seconds) / seconds), n))
         return found
 
-    def _label(self, bench, trial, found: list[Reading]) -> None:
-        """Verify what the timer says of the cache, where reads were counted."""
-        read = next((r.value for r in found if r.metric == "hbm_read_bytes"), None)
-        if read is not None:
-            share = read / ideal_of(trial).read_bytes
-            word = "cold (verified" if share >= 0.9 else "warm (counted"
-            for source in ("timer", "roofline"):
-                bench.relabel(trial, source, f"{word}: perf counted {share:.2f} of the ideal reads)")
+
+def _without_allocation(case, ratio: Reading) -> Reading:
+    """The ratio to the formula with an interval that also holds it if each line written was first read."""
+    model = model_of(case, last_level_cache()[0])
+    share = model.write_bytes / (model.read_bytes + model.write_bytes)
+    return replace(ratio, low=ratio.low - share, note=f"{ratio.note}; the interval begins {share:.2f} lower: so many "
+                   "reads, as parts of the formula, stores may have caused, and no formula has them")
 
 
 def _less(a: Counted, b: Counted, times: float = 1.0) -> Counted:

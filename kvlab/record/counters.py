@@ -10,6 +10,7 @@ SOURCES = ("ncu", "gpm", "callgrind", "perf")                # of bytes, in orde
 GROUPS = ("operations", "C kernels", "torch variants")
 # |counted ÷ formula − 1| that counts as agreement. C kernels move what their source says; torch's move more
 TOLERANCE = {"operations": 0.15, "C kernels": 0.05, "torch variants": 0.15}
+EDGE = 1.25                     # a formula steps where a working set equals the cache, a cache slides around it
 
 
 def source_name(source: str) -> str:

@@ -201,7 +201,7 @@ def test_what_a_second_walk_does_not_find_is_what_an_lru_cache_forgot(nbytes, pa
 
 def test_decoding_a_format_costs_a_write_of_the_floats_and_a_read_unless_they_and_the_codes_fit():
     workload = Workload.decode(replace(GQA, window=30), batch_size=2, kv_len=80)
-    one = trial("sdpa", workload, kv_format="int8/token")
+    one = trial("sdpa", workload, kv_format="fp8_e4m3")
     ideal, floats = ideal_traffic(workload, one.format, 4), 2 * 30 * 2 * (16 + 16) * 4
     codes = 2 * (one.format.nbytes(80, workload.shape, first=50))
     assert one.format_path == "decoded"
@@ -209,11 +209,26 @@ def test_decoding_a_format_costs_a_write_of_the_floats_and_a_read_unless_they_an
     assert least_cost(one, floats + codes) == ideal.plus(write=floats), "what is written is written back"
     half = least_cost(one, floats + codes // 2).read_bytes - ideal.read_bytes
     assert half == pytest.approx(floats / 2, rel=0.01), "half of the codes passed behind the part that stayed"
-    for name in ("fp8_e4m3", "kivi4/g4/r4", "bf16+kivi4/g2/r6", "k16v8"):
-        two, stored = trial("sdpa", workload, kv_format=name), ideal_traffic(workload, kv_format(name), 4)
-        assert two.format_path == "decoded" and least_cost(two) == stored.plus(read=floats, write=floats)
     native = trial("sdpa", workload, kv_format="fp32")
     assert native.format_path == "native" and least_cost(native) == ideal_traffic(workload, native.format, 4)
+
+
+@pytest.mark.parametrize("name, k, v", [
+    ("bf16", 4, 4), ("k16v8", 4, 8), ("int8/token", 8, 8), ("int8/channel", 8, 8), ("int8/block16", 8, 8),
+    ("int4/token/g16", 26, 26),                       # shifted, masked, cast; two scales, spread twice; product, sum
+    ("kivi4/g16/r16", 30, 30), ("bf16+kivi4/g16/r16", 4, 30)])                        # and joined to the tail
+def test_what_decoding_writes_on_the_way_is_written_and_read_once(name, k, v):
+    """Bytes per number of K and of V, fp32 on a CPU."""
+    workload = Workload.decode(GQA, kv_len=100)
+    one, numbers = trial("sdpa", workload, kv_format=name), 100 * 2 * 16
+    moved = numbers * (k + v)
+    assert least_cost(one) == ideal_traffic(workload, one.format, 4).plus(read=moved, write=moved)
+
+
+def test_a_gpu_casts_codes_in_registers():
+    workload = Workload.decode(GQA, kv_len=100)
+    one = trial("sdpa", workload, kv_format="int8/token", device="cuda", dtype="fp32")
+    assert least_cost(one).write_bytes == ideal_traffic(workload, one.format, 4).write_bytes + 100 * 2 * 32 * 4
 
 
 def test_a_view_of_k_is_decoded_once():
@@ -352,6 +367,46 @@ def test_a_head_of_the_group_finds_k_and_v_only_if_those_of_all_kv_heads_stayed(
 
 
 def test_a_latent_is_walked_again_without_a_v_of_its_own():
-    latent = AttentionShape(4, 1, 24, v_head_dim=16, v_in_k=True)
+    latent = AttentionShape(4, 1, 24, v_in_k=True)
     workload = Workload.decode(latent, kv_len=50)
     assert cost_of("sdpa_enable_gqa", workload).read_bytes - cost_of("sdpa", workload).read_bytes == 3 * 50 * 24 * 4
+
+
+def test_naive_walks_a_latent_as_k_and_again_as_v():
+    workload = Workload.decode(AttentionShape(4, 1, 24, v_head_dim=16, v_in_k=True), kv_len=50)
+    scores, v = 4 * 50 * 4, 50 * 16 * 4
+    least = least_cost(trial("naive", workload))
+    assert cost_of("naive", workload) == least.plus(read=3 * scores + v, write=3 * scores)
+    assert cost_of("naive", workload, 2**20).read_bytes == least.read_bytes
+
+
+MATH = Workload.decode(AttentionShape(8, 2, 16), batch_size=2, kv_len=100)
+
+
+def test_the_math_back_end_writes_a_scaled_k_three_matrices_and_a_byte_per_score():
+    k, q, cells = 2 * 2 * 100 * 16 * 4, 2 * 8 * 16 * 4, 2 * 8 * 100
+    least, cost = least_cost(trial("sdpa_math", MATH)), cost_of("sdpa_math", MATH)
+    assert cost.write_bytes == least.write_bytes + k + q + 3 * 4 * cells + cells
+    assert cost.read_bytes == least.read_bytes + k + q + 4 * 4 * cells + cells
+    stays = cost_of("sdpa_math", MATH, 2**30)
+    assert stays.read_bytes == least.read_bytes and stays.write_bytes == cost.write_bytes
+
+
+def test_the_math_back_end_makes_a_call_and_a_mask_per_head_of_the_group():
+    workload = Workload.prefill(AttentionShape(4, 2, 16), q_len=8, kv_len=20)
+    k, q, cells, mask, out = 2 * 20 * 16 * 4, 4 * 8 * 16 * 4, 4 * 8 * 20, 8 * 20, 4 * 8 * 16 * 4
+    least, cost = least_cost(trial("sdpa_math", workload)), cost_of("sdpa_math", workload)
+    assert cost.write_bytes == least.write_bytes + 2 * (k + 4 * mask) + 2 * q + 4 * 4 * cells + cells + 2 * out
+    assert cost.read_bytes == (least.read_bytes + 2 * k + 2 * k + 2 * mask + 4 * cells + 2 * q + 5 * 4 * cells + cells
+                               + 2 * out), "K and V again by the second call"
+
+
+@pytest.mark.parametrize("name", ["sdpa", "paged", "sdpa_enable_gqa"])
+def test_k_and_v_of_two_widths_are_torchs_math_on_a_cpu_and_no_gpus(name):
+    wide = Workload.decode(AttentionShape(8, 2, 16, v_head_dim=8), batch_size=2, kv_len=100)
+    least, q, cells = least_cost(trial("sdpa", wide)), 2 * 8 * 16 * 4, 2 * 8 * 100
+    cost, k, v = cost_of(name, wide), 2 * 2 * 100 * 16 * 4, 2 * 2 * 100 * 8 * 4
+    own = {"sdpa": k, "paged": k + k + v, "sdpa_enable_gqa": 4 * k + 4 * (k + v)}[name]
+    assert cost.write_bytes == least.write_bytes + own + q + 4 * 3 * cells + cells
+    gpu = cost_of("sdpa", wide, device="cuda", dtype="fp32")
+    assert gpu == least

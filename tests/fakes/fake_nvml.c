@@ -41,7 +41,9 @@ static double listed_number(const char *name, int key, double otherwise) {
     return listed(name, text, otherwise, NULL);
 }
 
+static _Atomic u64 set_us;                            // 0: real time
 static u64 now_ns(void) {
+    if (set_us) return set_us * 1000;
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * 1000000000ull + t.tv_nsec;
@@ -58,7 +60,8 @@ static int pasts;
 static void lock(void) { while (atomic_flag_test_and_set(&busy)); }
 static void unlock(void) { atomic_flag_clear(&busy); }
 
-void fake_reset(void) { lock(); memset(seen, 0, sizeof seen); all_calls = 0; moved = 0; pasts = 0; unlock(); }
+void fake_clock(u64 us) { set_us = us; }              // 0: the clock runs by itself again
+void fake_reset(void) { lock(); memset(seen, 0, sizeof seen); all_calls = 0; moved = 0; pasts = 0; set_us = 0; unlock(); }
 void fake_traffic(double bytes) {
     lock();
     moved += bytes;

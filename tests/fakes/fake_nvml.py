@@ -60,6 +60,7 @@ class Fake:
     def __init__(self, library: ctypes.CDLL):
         self.library = library
         library.fake_traffic.argtypes, library.fake_calls.restype = [ctypes.c_double], ctypes.c_long
+        library.fake_clock.argtypes = [ctypes.c_ulonglong]
 
     def traffic(self, nbytes: float) -> None:
         """These bytes went to or from DRAM now."""
@@ -69,8 +70,12 @@ class Fake:
         """How often a GPU was asked since the beginning."""
         return self.library.fake_calls()
 
+    def clock(self, us: int) -> None:
+        """It is so many microseconds now, and stays so until the next word; 0: real time again."""
+        self.library.fake_clock(us)
+
     def reset(self) -> None:
-        """Call counts and traffic begin at 0 again."""
+        """Call counts and traffic begin at 0 again, and time is real."""
         self.library.fake_reset()
 
 

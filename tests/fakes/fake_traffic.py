@@ -1,4 +1,5 @@
 """Calls of operations and trials that tell the fake NVML the bytes they move by their formula. Tests only."""
+import time
 from contextlib import contextmanager
 from unittest import mock
 
@@ -7,10 +8,15 @@ from kvlab.probes._base import room_on
 from kvlab.probes._known import Operation
 from kvlab.probes._traffic import model_of
 
+CALL_S = 0.01                   # a call, by virtual_time
+
 
 @contextmanager
 def told(fake, factor=None):
-    """Every call of an Operation or a Trial tells the fake its bytes, times factor[name] where there is one."""
+    """Every call of an Operation or a Trial tells the fake its bytes, times factor[name] where there is one.
+
+    It takes CALL_S by the clock of virtual_time, under which this must run.
+    """
     factor = factor or {}
 
     def counting(case, name, calls):
@@ -20,6 +26,7 @@ def told(fake, factor=None):
         def one(call):
             def run():
                 output = call()
+                time.sleep(CALL_S)
                 fake.traffic(nbytes)
                 return output
             return run

@@ -72,7 +72,8 @@ def test_a_run_without_any_count_is_refused_with_the_reasons():
 def test_bytes_by_cache_are_points_at_the_caches_size_on_a_line_of_the_formula():
     rows = behind("c_naive", [1.0, 1.1, 1.0]) + behind("c_flash", [1.0, 1.0, 1.0]) + on_cpu()
     naive, flash = make("traffic_by_cache", made(rows)).axes
-    assert (naive.get_title(), flash.get_title()) == ("c_naive", "c_flash"), "c_decode of on_cpu was not swept"
+    titles = naive.get_title(), flash.get_title()
+    assert titles == ("c_naive, prefill", "c_flash, prefill"), "c_decode of on_cpu was not swept"
     drawn = points(naive)
     assert sorted(x for x, _ in drawn) == [65536, 131072, 262144]
     np.testing.assert_allclose(sorted(y for _, y in drawn), [8e6 / 3, 1.1 * 4e6, 8e6])
@@ -80,6 +81,18 @@ def test_bytes_by_cache_are_points_at_the_caches_size_on_a_line_of_the_formula()
     (line,) = [line for line in naive.lines if line.get_marker() in ("None", None, "")and len(line.get_xdata()) == 3
                and line.get_linestyle() == "-"]
     np.testing.assert_allclose(line.get_ydata(), [8e6, 4e6, 8e6 / 3])
+
+
+def test_a_shape_near_a_step_has_a_line_of_its_own_and_torchs_panels_come_last():
+    near = [{**r, "q_len": 76, "case": "near", "case_id": f"near-{r['case_id']}"}
+            for r in behind("c_naive", [1, 1.5, 1])]
+    rows = behind("naive", [1.0, 1.0, 1.0]) + behind("c_naive", [1.0] * 5) + near
+    figure = make("traffic_by_cache", made(rows))
+    own, torchs = figure.axes
+    assert (own.get_title(), torchs.get_title()) == ("c_naive, prefill", "naive, prefill")
+    assert len(points(own)) == 5 + 1 and len(points(torchs)) == 3, "two of three lie on the others"
+    told = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
+    assert {"group ratio 4: simulated", "group ratio 4, 76 query tokens: simulated"} <= told
 
 
 def test_bytes_behind_one_cache_only_are_no_sweep():

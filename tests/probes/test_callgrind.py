@@ -107,13 +107,37 @@ def test_a_working_set_may_come_as_near_to_the_cache_as_the_study_says(valgrind,
 
 @pytest.mark.parametrize("workload", [
     Workload(AttentionShape(4, 2, 32, window=700), (1, 1), (2000, 900)),
-    Workload.decode(AttentionShape(16, 1, 72, v_head_dim=64, v_in_k=True), kv_len=2000),
+    Workload.decode(AttentionShape(16, 1, 80, v_head_dim=64, v_in_k=True), kv_len=2000),
     Workload.decode(AttentionShape(4, 2, 48, v_head_dim=32), batch_size=3, kv_len=800)],
     ids=["window", "latent", "wide"])
-def test_windows_latents_and_batches_are_told_to_the_program(valgrind, workload):
-    one = trial("c_decode", workload)
+@pytest.mark.parametrize("name", list(CASES))
+def test_windows_latents_and_batches_are_told_to_the_program(valgrind, name, workload):
+    one = trial(name, workload)
     found = values(r for _, r in Callgrind(LL).measure(bench(one)))
     assert found["hbm_read_bytes"] == pytest.approx(one.variant.load().cost(one, LL).read_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("workload", [
+    Workload.decode(AttentionShape(8, 1, 96, v_head_dim=64, v_in_k=True), kv_len=2048),
+    Workload.prefill(AttentionShape(8, 1, 96, v_head_dim=64, v_in_k=True), q_len=32, kv_len=1024)])
+def test_a_latent_that_is_found_again_is_read_once(valgrind, workload):
+    for size in (256, 1024):
+        one = trial("c_naive" if size == 1024 else "c_flash", workload)
+        found = values(r for _, r in Callgrind(size * KIB).measure(bench(one)))
+        assert found["traffic_to_model"] == pytest.approx(1, abs=0.05), size
+
+
+def test_latents_and_quantised_caches_in_torch_move_what_its_operators_write(valgrind):
+    """K and V of two widths are torch's math on a CPU; codes of 8 bits are floats twice."""
+    latent = Workload.decode(AttentionShape(8, 1, 96, v_head_dim=64, v_in_k=True), kv_len=8192)
+    plain = Workload.decode(AttentionShape(8, 2, 64), kv_len=2048)
+    for trials in ([trial(name, latent) for name in ("naive", "sdpa")],
+                   [trial("sdpa", plain, kv_format="int8/token"), trial("sdpa_math", plain)]):
+        readings = Callgrind(256 * KIB).measure(bench(*trials))
+        found = [(one, r.value) for one, r in readings if r.metric == "traffic_to_model"]
+        assert len(found) == 2
+        for one, ratio in found:
+            assert ratio == pytest.approx(1, abs=0.1), one.variant.label
 
 
 class bench:

@@ -6,9 +6,10 @@ from unittest import mock
 import pytest
 from fake_cuda import fake_cuda
 from fake_nvml import compiled, loaded
-from fake_traffic import told
+from fake_traffic import CALL_S, told
 from hypothesis import given
 from hypothesis import strategies as st
+from virtual_time import virtual_time
 
 from kvlab.attention import Comparison, trial
 from kvlab.probes import _gpm, gpm, measure
@@ -24,7 +25,8 @@ from kvlab.record.reading import Reading
 from kvlab.shapes import AttentionShape, Workload
 
 H200 = 4.916736e12              # B/s: 3201 MHz × 2 transfers × 6144 bit ÷ 8, worked out by hand
-QUICK = dict(window_s=0.05, buffer_bytes=4 * 2**20)
+SMALL = dict(buffer_bytes=4 * 2**20)
+EXACTLY = 1e-6                  # no time is lost under virtual_time
 CASE = Comparison((trial("sdpa", Workload.decode(AttentionShape(8, 2, 64), batch_size=2, kv_len=4096), dtype="fp32",
                          device="cuda"),))
 UTILISATION = ("sm_utilization", "sm_occupancy", "tensor_utilization", "dram_utilization")
@@ -43,12 +45,11 @@ def library(tmp_path_factory):
 def watched(library, monkeypatch, tmp_path):
     """measure() of CASE by GPM on the fake GPU: metric -> row. What it takes of one process does not reach the next."""
     def run(factor=None, probe=None, **switches):
-        with fake_cuda(l2=2**19), loaded(library, **switches) as fake, told(fake, factor):
-            rows = measure(CASE, [probe or Gpm(**QUICK)])
+        with fake_cuda(l2=2**19), loaded(library, **switches) as fake, virtual_time(fake), told(fake, factor):
+            rows = measure(CASE, [probe or Gpm(**SMALL)])
         assert len({row["metric"] for row in rows}) == len(rows) == len(Gpm.metrics)
         return {row["metric"]: row for row in rows}
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))                 # its lock: other tests have the same fake GPU
-    monkeypatch.setattr(_gpm, "LEAD_S", 0.01)
     monkeypatch.setattr(gpm, "_calibrated", {})
     return run
 
@@ -56,12 +57,13 @@ def watched(library, monkeypatch, tmp_path):
 @pytest.fixture
 def known(monkeypatch, watched):
     """κ is 1 and the idle GPU moves nothing: calibrated before."""
-    monkeypatch.setitem(gpm._calibrated, ("cuda", QUICK["buffer_bytes"]), Calibration(window(0.0), 1.0, 1.0))
+    monkeypatch.setitem(gpm._calibrated, ("cuda", SMALL["buffer_bytes"]), Calibration(window(0.0), 1.0, 1.0))
 
 
 def test_half_of_an_h200s_memory_bandwidth_is_2458_gb_each_second(library):
     assert peak(3201e6, 6144) == pytest.approx(H200)
-    with fake_cuda(), loaded(library, dram_util=50, mem_mhz=3201, bus_bits=6144), opened("cuda") as one:
+    with fake_cuda(), loaded(library, dram_util=50, mem_mhz=3201, bus_bits=6144) as fake, virtual_time(fake), opened(
+            "cuda") as one:
         before = edge_of(one)
         found = counted(one, before, edge_of(one), 4, 2.0)
     assert found.peak == pytest.approx(H200) and found.shares["dram_utilization"] == pytest.approx(0.5)
@@ -127,13 +129,14 @@ def test_a_clock_that_says_nothing_makes_no_bytes(before, after, bits, said):
 def test_bytes_per_call_and_kappa_come_back_whatever_kappa_the_gpu_has(watched):
     needed = 2 * 2 * 2 * 4096 * 64 * 4 + 2 * 2 * 8 * 64 * 4          # K and V of both sequences; q and output
     found = watched(kappa=0.94)
-    assert found["gpm_kappa"]["value"] == pytest.approx(0.94, rel=0.03)
-    assert found["gpm_kappa"]["scope"] == "comparison" and "copy 0.9" in found["gpm_kappa"]["note"]
+    assert found["gpm_kappa"]["value"] == pytest.approx(0.94, rel=EXACTLY)
+    assert found["gpm_kappa"]["scope"] == "comparison" and "copy 0.9400, read 0.9400" in found["gpm_kappa"]["note"]
     row = found["hbm_bytes"]
-    assert row["value"] == pytest.approx(needed, rel=0.05) and row["low"] <= row["value"] <= row["high"]
+    assert row["value"] == pytest.approx(needed, rel=EXACTLY) and row["low"] <= row["value"] <= row["high"]
     assert (row["kind"], row["method"], row["unit"], row["scope"]) == ("measured", "derived", "B", "device")
-    assert "refresh" in row["note"] and row["cache_state"].startswith("cold") and row["window_s"] > 0.1
-    assert found["traffic_amplification"]["value"] == pytest.approx(1, rel=0.05)
+    assert "refresh" in row["note"] and row["cache_state"].startswith("cold") and row["window_s"] == pytest.approx(
+        3 * 105 * CALL_S, rel=1e-3)
+    assert found["traffic_amplification"]["value"] == pytest.approx(1, rel=EXACTLY)
     for metric in ("hbm_read_bytes", "hbm_write_bytes", "read_amplification"):
         assert found[metric]["kind"] == "missing" and "reads and writes together" in found[metric]["note"]
     assert found["sm_utilization"]["value"] == pytest.approx(0.985)
@@ -148,12 +151,12 @@ def test_bytes_per_call_and_kappa_come_back_whatever_kappa_the_gpu_has(watched):
 
 
 def test_what_the_idle_gpu_moves_is_taken_off(watched):
-    calm, busy = watched(), watched(bytes_per_second=2e8)            # a neighbour of a tenth of what the calls move
-    assert busy["hbm_bytes"]["value"] == pytest.approx(calm["hbm_bytes"]["value"], rel=0.3)
+    calm, busy = watched(), watched(bytes_per_second=2e8)            # a neighbour who came after the calibration
+    assert busy["hbm_bytes"]["value"] == pytest.approx(calm["hbm_bytes"]["value"] + 2e8 * CALL_S, rel=EXACTLY)
     gpm._calibrated.clear()
     busy = watched(bytes_per_second=1e9)
-    assert busy["hbm_bytes"]["value"] == pytest.approx(calm["hbm_bytes"]["value"], rel=0.05)
-    assert busy["gpm_kappa"]["value"] == pytest.approx(1, rel=0.03)
+    assert busy["hbm_bytes"]["value"] == pytest.approx(calm["hbm_bytes"]["value"], rel=EXACTLY)
+    assert busy["gpm_kappa"]["value"] == pytest.approx(1, rel=EXACTLY)
 
 
 @pytest.mark.parametrize("factor, switches, said", [
@@ -217,24 +220,24 @@ def test_a_slice_of_a_gpu_is_counted_by_the_slices_call_and_says_so(watched, kno
 
 def test_an_operation_has_the_same_metrics_and_its_known_bytes(library, watched):
     op = Operation("matmul", 2**20, device="cuda")
-    with fake_cuda(l2=2**17), loaded(library) as fake, told(fake):
-        found = {r.metric: r for r in Gpm(**QUICK).operation(op)}
+    with fake_cuda(l2=2**17), loaded(library) as fake, virtual_time(fake), told(fake):
+        found = {r.metric: r for r in Gpm(**SMALL).operation(op)}
     assert set(found) == set(Gpm.metrics)
-    assert found["hbm_bytes"].value == pytest.approx(3 * 2**20, rel=0.05)
+    assert found["hbm_bytes"].value == pytest.approx(3 * 2**20, rel=EXACTLY)
     with fake_cuda(), loaded(library, gpm=0):
-        none = Gpm(**QUICK).operation(op)
+        none = Gpm(**SMALL).operation(op)
     assert {r.metric for r in none} == set(Gpm.metrics) and {r.kind for r in none} == {"missing"}
 
 
 def test_utilisation_is_told_beside_what_of_it_is_useful(library, watched, known):
     one = CASE.trials[0]
-    with fake_cuda(l2=2**19), loaded(library) as fake, told(fake):
+    with fake_cuda(l2=2**19), loaded(library) as fake, virtual_time(fake), told(fake):
         bench = Bench(CASE, [one], CASE.inputs(5))
         bench.readings = [(one, Reading("latency_s", 1e-9, "s", "measured")),
                           (one, Reading("flops_share", 0.04, "ratio", "modelled"))]
 
         def note():
-            return next(r.note for _, r in Gpm(**QUICK).measure(bench) if r.metric == "sm_utilization")
+            return next(r.note for _, r in Gpm(**SMALL).measure(bench) if r.metric == "sm_utilization")
         without = note()
         bench.readings.append((one, Reading("latency_graph_s", 1e-9, "s", "measured")))
         told_ = note()
@@ -244,12 +247,13 @@ def test_utilisation_is_told_beside_what_of_it_is_useful(library, watched, known
 
 
 def test_a_full_memory_and_a_window_without_calls(library):
-    with fake_cuda(l2=2**30, total=2**30), loaded(library), opened("cuda") as one:
-        meter = _gpm.Meter(one, "cuda", 0.02)
+    with fake_cuda(l2=2**30, total=2**30), loaded(library) as fake, virtual_time(fake), opened("cuda") as one:
+        meter = _gpm.Meter(one, "cuda", 1.0)
         with pytest.raises(Unavailable, match="at least twice the L2"):
             meter.room_for(2**30)
         idle = meter.idle()
-    assert idle.calls == 0 and 0.02 <= idle.seconds < 5 and idle.shares["sm_utilization"] == pytest.approx(0.985)
+    assert idle.calls == 0 and idle.seconds == pytest.approx(1, abs=1e-5)
+    assert idle.shares["sm_utilization"] == pytest.approx(0.985)
 
 
 def test_a_calibration_that_failed_is_not_tried_again_and_a_full_memory_is(watched):
@@ -270,10 +274,11 @@ def busy_before(library, **switches):
     """(meter, loop) of a copy that has kept the fake GPU busy until now."""
     stack = contextlib.ExitStack()
     fake = [stack.enter_context(one) for one in (fake_cuda(l2=2**18), loaded(library, **switches))][1]
+    stack.enter_context(virtual_time(fake))
     stack.enter_context(told(fake))
-    meter = _gpm.Meter(stack.enter_context(opened("cuda")), "cuda", 0.25)
+    meter = _gpm.Meter(stack.enter_context(opened("cuda")), "cuda", 1.0)
     loop = Loop(Operation("copy", 2**22, device="cuda").calls(4), "cuda")
-    loop.run(loop.lasting(0.2))
+    loop.run(loop.lasting(1.0))
     return stack, meter, loop
 
 
@@ -281,7 +286,7 @@ def test_the_idle_floor_holds_nothing_of_the_work_before_it_though_samples_are_r
     stack, meter, loop = busy_before(library, refresh_ms=100)
     with stack:
         assert meter.idle().shares["dram_utilization"] == 0
-        assert meter.window(loop, loop.lasting(0.25)).shares["dram_utilization"] > 0
+        assert meter.window(loop, loop.lasting(1.0)).shares["dram_utilization"] > 0
 
 
 def test_samples_that_lag_show_in_windows_out_of_idleness_and_hide_behind_a_lead_in(library):
@@ -294,8 +299,9 @@ def test_samples_that_lag_show_in_windows_out_of_idleness_and_hide_behind_a_lead
 
 def test_a_window_that_fails_is_noted_where_it_began_so_that_a_replay_fails_there_too(library):
     heard = []
-    with fake_cuda(), loaded(library, error="GpmMetricsGet=4@1"), opened("cuda", heard) as one:
-        meter = _gpm.Meter(one, "cuda", 0.01)
+    with fake_cuda(), loaded(library, error="GpmMetricsGet=4@1") as fake, virtual_time(fake), opened(
+            "cuda", heard) as one:
+        meter = _gpm.Meter(one, "cuda", 1.0)
         meter.idle()
         with pytest.raises(Unavailable, match="permission denied"):
             meter.idle()

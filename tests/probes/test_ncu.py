@@ -17,6 +17,7 @@ from kvlab.probes._known import Operation
 from kvlab.probes._ncu_run import PASSES, counted, program, read_passes
 from kvlab.probes.ncu import Ncu, label, readings
 from kvlab.record.reading import Reading
+from kvlab.shapes import AttentionShape, Workload
 
 NAIVE, SDPA = (trial(name, SMALL, device="cuda") for name in ("naive", "sdpa"))
 BOTH = Comparison((NAIVE, SDPA))
@@ -42,7 +43,7 @@ def ncu(tmp_path, monkeypatch):
     return lambda mode="ok", read=IDEAL, **settings: install(tmp_path, monkeypatch, mode, read=read, **settings)
 
 
-def by_metric(case, found, cache_bytes=2**10):
+def by_metric(case, found, cache_bytes=2**12):
     return {r.metric: r for r in readings(case, {name: of[case.case_id] for name, of in found.items()}, cache_bytes)}
 
 
@@ -57,6 +58,9 @@ def test_bytes_shares_and_kernels_of_a_call(ncu):
     assert {name: r.unit for name, r in found.items()} == Ncu.metrics
     value = {name: r.value for name, r in found.items()}
     assert value["hbm_read_bytes"] == IDEAL and value["hbm_write_bytes"] == 128      # two kernels of 64
+    writes = NAIVE.variant.load().cost(NAIVE, 2**12).write_bytes
+    assert 128 < writes and found["hbm_bytes"].low == IDEAL + 128
+    assert found["hbm_bytes"].high == IDEAL + 128 + min(writes, 2**12), "what L2 may still hold to write"
     assert value["hbm_bytes"] == IDEAL + 128 and value["kernels_per_call"] == 2
     assert value["read_amplification"] == value["cold_share"] == 1
     assert value["kernel_cold_read_bytes"] == 2 * IDEAL and value["kernel_cold_write_bytes"] == 128
@@ -324,7 +328,13 @@ def test_reads_below_the_variants_own_formula_verify_nothing():
     assert formula > ideal / 0.9
     assert label(prompt, formula, 0).startswith("cold (verified")
     assert label(prompt, ideal, 0).startswith("cold (unverified: ncu read 100 % of the ideal, and ")
+    assert label(prompt, formula - 0.09 * ideal, 0).startswith("cold (verified")
     assert label(prompt, 0.89 * ideal, 0) == "warm (ncu read only 89 % of the ideal)"
+    wide = trial("naive_repeat", Workload.decode(AttentionShape(32, 1, 16), kv_len=64), device="cuda")
+    formula = wide.variant.load().cost(wide, 0).read_bytes
+    ideal = ideal_traffic(wide.workload, wide.format, wide.itemsize).read_bytes
+    assert formula - ideal > 0.9 * formula, "K and V are a small part of what repeated heads read"
+    assert label(wide, formula - ideal, 0).startswith("cold (unverified")
 
 
 @contextmanager

@@ -70,6 +70,22 @@ def test_own_variants_take_the_place_of_the_studys_and_a_model_is_refused():
         list(cases("small", model="Qwen/Qwen2-72B"))
 
 
+def test_the_c_shapes_keep_away_from_the_swept_sizes_but_for_two_and_torch_is_swept_too():
+    def step(case, by):
+        return any(len({t.variant.load().cost(t, int(case.cache_bytes * f))[:2] for f in (1 / by, by)}) > 1
+                   for t in case.comparison.trials)
+    swept = [case for case in cases("small") if isinstance(case, Behind)]
+    in_c = [case for case in swept if group_of(names(case.comparison)[0]) == "C kernels"]
+    assert {case.cache_bytes for case in in_c} == {2**n for n in range(16, 23)}
+    near = [case for case in in_c if step(case, 1.2)]
+    assert [(case.comparison.workload.q_lens[0], case.cache_bytes) for case in near] == [(76, 2**19), (80, 2**19)]
+    assert all(step(case, 1.05) for case in near), "there the reader sees the slide"
+    torchs = {(name, case.comparison.workload.phase, case.cache_bytes) for case in swept if case not in in_c
+              for name in names(case.comparison)}
+    for name, phase in (("naive", "decode"), ("paged", "decode"), ("naive", "prefill"), ("sdpa", "prefill")):
+        assert {size for *of, size in torchs if of == [name, phase]} >= {2**18, 2**22}, "1 MiB is the study's own"
+
+
 class Counts:
     """A counter that gives one number, refuses one device and breaks on a product."""
     name, metrics = "counts", dict(TRAFFIC)
@@ -118,7 +134,7 @@ def test_c_kernels_that_agree_are_said_to_and_one_that_does_not_is_named():
     worse = on_cpu() + bytes_of(context("c_flash", "prefill", 4), "callgrind", 1.3)
     first, named = said(made(worse), "agreement callgrind C kernels")
     assert "between 1.00 and 1.30 over 4 cases" in first and "3 agree, 1 differ" in first
-    assert named.startswith("c_flash, prefill, group ratio 4, kv_len 4096: 1.30 × the formula")
+    assert named.startswith("c_flash, prefill, group ratio 4, q_len 64, kv_len 4096: 1.30 × the formula")
     assert "7.44 MiB read, 2.48 MiB written, the formula says 7.63 MiB in all" in named
 
 
@@ -141,7 +157,8 @@ def test_gpms_agreement_on_what_calibrates_it_is_no_evidence():
 
 def test_the_answer_counts_sources_and_says_where_none_contradicts():
     (answer,) = said(made(on_cpu()), "answer")
-    assert "1 of 4 sources counted bytes here: callgrind (simulated). 5 of 6 counts agree" in answer
+    assert "1 of 4 sources counted bytes here: callgrind (simulated). Counts that agree" in answer
+    assert "formula: 1 of 1 of operations, 3 of 3 of C kernels, 1 of 2 of torch variants" in answer
     assert "no second source of bytes is there to contradict it" in answer
     (answer,) = said(made(on_gpu()), "answer")
     assert "2 of 4 sources counted bytes here: ncu (measured), gpm (measured)" in answer
@@ -157,19 +174,20 @@ SWEPT = trial("c_naive", Workload.prefill(AttentionShape(4, 1, 16), q_len=104, k
 def test_a_sweep_over_caches_is_counted_and_each_exception_is_held_against_the_working_sets():
     """94 KiB are one head's K and a row of scores: 0.73 × 128 KiB and far from 64 KiB; 666 KiB are 1.3 × 512 KiB."""
     (sentence,) = said(made(behind("c_naive", [1.0, 1.01, 0.97], trial=SWEPT)), "sweep")
-    assert sentence == ("c_naive behind simulated caches of 64 KiB to 256 KiB, group ratios 4: within ± 5 % of its "
-                        "formula at 3 of 3 (0.97 to 1.01 ×).")
+    assert sentence == ("c_naive, prefill, behind simulated caches of 64 KiB to 256 KiB, group ratios 4: within ± 5 % "
+                        "of its formula at 3 of 3 (0.97 to 1.01 ×).")
     (sentence,) = said(made(behind("c_naive", [1.0, 1.2, 1.0, 1.0, 0.8], trial=SWEPT)), "sweep")
-    assert "at 3 of 5 (0.80 to 1.20 ×); 128 KiB at group ratio 4: 1.20 ×, and no working set lies within" in sentence
+    assert "at 3 of 5 (0.80 to 1.20 ×); 128 KiB at group ratio 4 and q_len 64: 1.20 ×, no working set lies" in sentence
     near = trial("c_naive", Workload.prefill(AttentionShape(4, 1, 16), q_len=16, kv_len=1800))
     (sentence,) = said(made(behind("c_naive", [1.0, 1.2, 1.0], trial=near)), "sweep")
-    assert "128 KiB at group ratio 4: 1.20 ×, a working set lies within 1.25 × of the cache." in sentence
+    assert "128 KiB at group ratio 4 and q_len 64: 1.20 ×, a working set lies within 1.25 × of the cache." in sentence
     assert not said(made(on_cpu()), "sweep"), "one size is no sweep"
 
 
 def test_a_swept_case_that_does_not_agree_is_named_with_its_cache():
     _, named = said(made(behind("c_naive", [1.0, 1.2, 1.0], trial=SWEPT)), "agreement callgrind C kernels")
-    assert named.startswith("c_naive, prefill, group ratio 4, kv_len 1408, behind 128 KiB: 1.20 × the formula")
+    assert named.startswith("c_naive, prefill, group ratio 4, q_len 64, kv_len 1408, behind 128 KiB: 1.20 × the")
+    assert "(no working set lies within 1.25 × of the cache)" in named
 
 
 def test_a_case_behind_a_cache_has_rows_of_that_simulation_under_ids_of_its_own(monkeypatch):
@@ -214,6 +232,9 @@ def test_a_share_whose_interval_reaches_the_claim_is_not_below_it():
 
 def test_without_sm_counters_the_reasons_stand_in_their_place():
     (sentence,) = said(made(on_cpu()), "utilisation")
+    assert "5.0 to 5.0 %" in sentence and "over 2 decode cases of torch variants" in sentence, "no C kernels"
+    assert "on this CPU; the claim is about GPUs" in sentence
+    assert not any("on this CPU" in one for one in said(made(on_gpu()), "utilisation"))
     assert f"SM utilisation is missing (gpm: {NO_GPU}; ncu: ncu is not installed)" in sentence
     assert "SMs had work" not in sentence
     assert not said(made(bytes_of(context("c_decode"), "callgrind", 1.0)), "utilisation"), "no time, no share, no claim"
