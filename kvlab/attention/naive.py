@@ -76,7 +76,8 @@ class Naive:
                 cost = cost.plus(read=latent * s.v_dim // s.head_dim)
             if q_len > 1:                                                # what is hidden is overwritten
                 mask = q_len * tokens                                    # of a byte each
-                hidden = (mask - Workload(s, (q_len,), (kv_len,)).visible_pairs()) * size           # of one head
+                cells = mask - Workload(s, (q_len,), (kv_len,)).visible_pairs()      # that a CPU stores; CUDA all
+                hidden = (mask if trial.device.startswith("cuda") else cells) * size                # of one head
                 touched = not_found(s.num_q_heads * hidden, scores - s.num_q_heads * hidden, cache_bytes)
                 cost = cost.plus(read=mask * (1 if mask + hidden <= cache_bytes else s.num_q_heads) + touched,
                                  write=touched)

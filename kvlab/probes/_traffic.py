@@ -2,14 +2,13 @@
 from __future__ import annotations
 
 from kvlab.attention import Cost, ideal_traffic
+from kvlab.record.counters import EDGE
 from kvlab.record.reading import Reading, missing
 from kvlab.units import display
 
 AMPLIFICATION = {"read_amplification": "ratio", "traffic_amplification": "ratio"}
 TRAFFIC = {"hbm_read_bytes": "B", "hbm_write_bytes": "B", "hbm_bytes": "B", **AMPLIFICATION,
            "traffic_to_model": "ratio"}
-EDGE = 1.25                     # a formula steps where a working set equals the cache, a cache slides around it
-
 
 def ideal_of(case) -> Cost:
     """What a trial must move at the least whatever computes it, or an operation."""
@@ -41,7 +40,8 @@ def traffic(case, *, total: float, read: float | None = None, write: float | Non
     formula = _moved(case, cache_bytes)
     found.append(Reading("traffic_to_model", total / formula, "ratio", kind, denominator="variant.cost, read and write",
                          low=None if low is None else low / formula, high=None if high is None else high / formula,
-                         **{**common, "method": "derived", "note": _formula_said(case, formula, cache_bytes)}))
+                         **{**common, "method": "derived", "note": "; ".join(filter(None, (
+                             _formula_said(case, formula, cache_bytes), common.get("note"))))}))
     return found
 
 

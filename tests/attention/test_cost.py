@@ -9,6 +9,7 @@ from kvlab.attention import Comparison, ideal_traffic, least_cost, trial, useful
 from kvlab.attention._matrix import WORKLOADS
 from kvlab.attention._oracle import not_found, score_matrix_bytes
 from kvlab.attention.flash import Flash
+from kvlab.attention.naive import Naive
 from kvlab.kv.cache import Layout
 from kvlab.kv.formats import kv_format
 from kvlab.probes import measure
@@ -410,3 +411,12 @@ def test_k_and_v_of_two_widths_are_torchs_math_on_a_cpu_and_no_gpus(name):
     assert cost.write_bytes == least.write_bytes + own + q + 4 * 3 * cells + cells
     gpu = cost_of("sdpa", wide, device="cuda", dtype="fp32")
     assert gpu == least
+
+
+def test_cuda_writes_every_cell_under_a_mask_and_a_cpu_only_those_that_are_hidden():
+    """Scores larger than any cache: the masking reads and writes what it touches."""
+    workload = Workload.prefill(AttentionShape(2, 2, 16), q_len=64)
+    cpu, cuda = (Naive().cost(replace(trial("naive", workload, dtype="fp32"), device=device), 0)
+                 for device in ("cpu", "cuda"))
+    seen = 4 * 2 * workload.visible_pairs()
+    assert cuda.read_bytes - cpu.read_bytes == seen == cuda.write_bytes - cpu.write_bytes
