@@ -51,6 +51,10 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
         for label, own in points[(points["variant"] == name) & (points["phase"] == phase)].groupby("label"):
             ax.plot(own["cache_bytes"], own["value"] / own["ratio"], color=looks[label].color, lw=0.9, zorder=2)
             style.bars(ax, own["cache_bytes"], own, looks[label], own["kind"].iloc[0], ls="none", zorder=3)
+        low, high = ax.get_ylim()
+        if high < 4 * low:                                           # else a few per cent would look like a gulf
+            middle = (low * high)**0.5
+            ax.set_ylim(middle / 2.2, middle * 2.2)
         log_axis(ax.xaxis, "B", base=2)
         log_axis(ax.yaxis, "B", base=2)
         ax.xaxis.set_ticks(np.sort(points["cache_bytes"].unique()))
@@ -64,7 +68,8 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
         ax.tick_params(labelbottom=True)
     handles = [Line2D([], [], ls="none", label=f"{label}: simulated", **style.marker(points["kind"].iloc[0], look))
                for label, look in looks.items()]
-    above(figure, [*handles, Line2D([], [], color=GREY, lw=0.9, label="the variant's formula (modelled)")], columns=3)
+    formula = Line2D([], [], color=GREY, lw=0.9, label="the variant's formula at these sizes (modelled)")
+    above(figure, [*handles, formula], columns=3)
     return figure
 
 
