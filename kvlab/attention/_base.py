@@ -91,9 +91,15 @@ class Trial:
 
     @property
     def format_path(self) -> str:
-        """native: the format is read as it is; decoded: it is turned into floats inside the call, before use."""
+        """native: the cache is read as it lies; decoded: it is turned into floats first; gathered: copied first."""
         own = getattr(self.variant.load(), "format_path", None)          # a kernel that decodes in registers says so
         return own(self) if own else "native" if self.kv_format == self.dtype else "decoded"
+
+    @property
+    def ran(self) -> str:
+        """Which of its ways a variant takes here, in words, where it has several; its rows say so."""
+        own = getattr(self.variant.load(), "ran", None)
+        return own(self) if own else ""
 
     def columns(self) -> dict:
         """The result table's columns about this trial."""

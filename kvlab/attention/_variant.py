@@ -33,7 +33,9 @@ class Cost(NamedTuple):
 class Variant(Protocol):
     """How attention is computed. A frozen dataclass in its own file; knobs are its fields."""
     name: str
-    # optional: default_layout, a Layout; format_path(trial) -> "native" | "decoded" for what a kernel decodes itself;
+    # optional: default_layout, a Layout; format_path(trial) -> "native" | "gathered" | "decoded", where a kernel
+    # decodes itself or blocks are copied; ran(trial) -> str, which of several ways it takes here; a knob tune = True,
+    # which --no-tune turns off;
     # compiles = True where each new kind of shape costs seconds, so that tests over many shapes leave it out
 
     def why_not(self, trial: Trial) -> str | None:

@@ -44,7 +44,8 @@ class KernelError:
                 error, tolerance = expected.judge(trial, output)
                 found[trial] = Reading("kernel_error", error, "ratio", "measured", method="derived", source=self.name,
                                        denominator="L2 norm of fp64 attention on decode(encode(K, V))",
-                                       note=f"tolerance of the worst row {tolerance:.2g}; operators: {operators}")
+                                       note="; ".join(filter(None, [f"tolerance of the worst row {tolerance:.2g}",
+                                                                    f"operators: {operators}", trial.ran])))
         self._decisive(bench, calls)
         yield from ((trial, reading) for trial, reading in found.items() if trial in bench.trials)
 

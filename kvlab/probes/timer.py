@@ -229,7 +229,7 @@ class Timer:
     def _readings(self, runner, sampler, cap_s, common, note):
         s: Summary = summarise(runner.used)
         cold = dict(common, method=sampler.method, n=s.n, cache_state=sampler.cache_state(runner.trial))
-        notes = [note, sampler.said(runner), self._left_out(runner, sampler),
+        notes = [note, runner.trial.ran, sampler.said(runner), self._left_out(runner, sampler),
                  "slow: fewer samples than the protocol asks" if s.n < self.min_samples else ""]
         yield Reading("latency_s", s.median, "s", "measured", low=s.low, high=s.high, rel_std=s.rel_std,
                       note="; ".join(filter(None, notes)), **cold)
