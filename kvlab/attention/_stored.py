@@ -45,7 +45,7 @@ def _stored(codec, width: int, arrays: tuple[Tensor, ...], cache: KVCache) -> St
         if codec.static:
             raise ValueError(f"{codec.name} has static scales, and this cache was not calibrated: find them first with "
                              "fmt.calibrate(k, v)")
-        every = (cache.num_blocks, cache.shape.num_kv_heads)
+        every = codes.shape[:2]
         scales = [s.to(codes.device).expand(*every, *s.shape[1:]) for s in codec.scales]
     scale, zero = (*scales, None)[:2]
     return Stored(codes, kind_of(codec), width, scale, zero, tokens=grain.tokens or cache.block_size,
@@ -55,5 +55,6 @@ def _stored(codec, width: int, arrays: tuple[Tensor, ...], cache: KVCache) -> St
 def tables(inputs: Inputs) -> Tensor:
     """The block table in int32, checked: a kernel never looks outside the cache."""
     import torch
-    check_blocks(inputs.block_table, inputs.kv_lens, inputs.cache.block_size, inputs.cache.num_blocks)
+    cache = inputs.cache
+    check_blocks(inputs.block_table, inputs.kv_lens, cache.block_size, len(cache.k_arrays[0]))
     return inputs.block_table.to(torch.int32)

@@ -1,91 +1,89 @@
-"""Attention over a paged cache: blocks are gathered through the block table into a workspace that is kept."""
+"""Attention over a paged cache, read in place through the block table."""
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.attention._math import falls_back, math_cost
 from kvlab.attention._oracle import least_cost, not_found
-from kvlab.attention._sdpa import NO_SOFTCAP, under_a_mask
+from kvlab.attention._stored import not_stored, stored_sides, tables
 from kvlab.attention._variant import Cost
-from kvlab.kernels.folded_sdpa import folded_sdpa, visible_rule
+from kvlab.attention.paged_gather import PagedGather
+from kvlab.kernels import cpu_decode
 from kvlab.kv.cache import Layout
 
 
 @dataclass(frozen=True)
 class Paged:
-    """Gather into a reused workspace, then fused attention on it: K and V cross memory three times, not once.
+    """Decode where the blocks lie, K and V read once per group of query heads, quantised codes decoded in registers.
 
-    Source: the block table is that of arXiv 2309.06180; gathering first is the simplest correct way to read it.
+    A C kernel for CPUs (`kvlab.kernels.cpu_decode`): fp32 arithmetic over fp32, fp16, bf16, fp8 and int8, tokens split
+    over threads. What it does not do (a prompt, a packed format, another device, no compiler) is done as
+    `paged_gather` does it, by torch, and the rows say so. On a GPU see triton_paged.
+    Source: arXiv 2309.06180.
     """
     name: ClassVar[str] = "paged"
     default_layout: ClassVar[Layout] = Layout(block_size=16, page_order="random")
 
     def why_not(self, trial):
-        return NO_SOFTCAP if trial.workload.shape.softcap is not None else None
+        if (why := self.not_in_place(trial)) and (torch_too := PagedGather().why_not(trial)):
+            return f"{torch_too} (kvlab's kernel is not used: {why})"
+        return None
+
+    def not_in_place(self, trial) -> str | None:
+        """Why the kernel does not take this trial, in one sentence."""
+        if trial.device != "cpu":
+            return f"it runs on a CPU, and this is device {trial.device}"
+        if trial.workload.phase != "decode":
+            return "it takes one query token per sequence"
+        if why := not_stored(trial, cpu_decode.KINDS):
+            return why
+        grains = [getattr(codec, "grain", None) for codec, _ in trial.format.sides(trial.workload.shape)]
+        if any(grain and grain.channels not in (None, 1) or grain and grain.channels and not grain.static
+               for grain in grains):
+            return f"it reads a scale per token, head or channel, and {trial.kv_format} has one per group of channels"
+        return cpu_decode.why_not()
+
+    def format_path(self, trial) -> str:
+        if self.not_in_place(trial) is None:
+            return "native"
+        return "gathered" if trial.kv_format == trial.dtype else "decoded"
+
+    def ran(self, trial) -> str:
+        why = self.not_in_place(trial)
+        if why:
+            return f"blocks gathered by torch, not read in place by kvlab's kernel: {why}"
+        return f"kvlab's C kernel{cpu_decode.level()}, {self._splits(trial)} parts per sequence, blocks read in place"
+
+    def _splits(self, trial) -> int:
+        w = trial.workload
+        lengths = tuple(n - w.first_visible(b) for b, n in enumerate(w.kv_lens))
+        return cpu_decode.plan(trial.layout.block_size or max(w.kv_lens), w.shape.num_kv_heads, lengths,
+                               trial.threads)[1]
 
     def prepare(self, trial, inputs):
         import torch
-        w, shape, cache = trial.workload, trial.workload.shape, inputs.cache
-        K, out_of = shape.num_kv_heads, cache.k_arrays + cache.v_arrays
-        # sequences of one length are gathered and attended together, others one by one through the same workspace
-        batches = [list(range(w.batch_size))] if w.uniform else [[b] for b in range(w.batch_size)]
-        plans = []
-        for sequences in batches:
-            q_len, kv_len, first = w.q_lens[sequences[0]], w.kv_lens[sequences[0]], w.first_visible(sequences[0])
-            # whole blocks before the window are not read, nor those of tokens that are in the tail (one at least)
-            settled = [codec.settled(kv_len) for codec, _ in cache.format.sides(shape)]
-            skip = min(first, *settled) // cache.block_size
-            where = (slice(sequences[0], sequences[-1] + 1),
-                     slice(skip, max(skip + 1, -(-max(settled) // cache.block_size))))
-            index = _rows(inputs, where, K if cache.order == "head" else None)
-            plans.append((sequences, index, kv_len, first, skip * cache.block_size,
-                          visible_rule(q_len, kv_len, shape.window, trial.device, first)))
-        flat = [a.flatten(0, 1).flatten(1) if cache.order == "head" else a.flatten(1) for a in out_of]
-        most = max(len(plan[1]) for plan in plans)
-        workspace = [inputs.workspace(f"gathered {i}", most, f.shape[1], dtype=f.dtype) for i, f in enumerate(flat)]
-
-        def gathered(array, rows, space, index, count):
-            torch.index_select(array, 0, index, out=space[:len(index)])
-            taken = space[:len(index)]
-            if cache.order == "head":
-                return taken.view(count, K, -1, rows.shape[-1])
-            return taken.view(count, -1, K, rows.shape[-1]).transpose(1, 2)
+        if self.not_in_place(trial):
+            return PagedGather().prepare(trial, inputs)
+        w, shape = trial.workload, trial.workload.shape
+        k, v = stored_sides(inputs.cache)
+        table_BM, firsts = tables(inputs), tuple(map(w.first_visible, range(w.batch_size)))
 
         def call():
-            q_all, out = inputs.q_BTQD, []
-            for sequences, index, kv_len, first, base, rule in plans:
-                parts = [gathered(f, a, s, index, len(sequences)) for f, a, s in zip(flat, out_of, workspace)]
-                n = len(cache.k_arrays)
-                k_BKSD, v_BKSE = inputs.decode(*cache.with_tails(tuple(parts[:n]), tuple(parts[n:]), sequences), kv_len,
-                                               first, base)
-                q_BTQD = (inputs.q_TQD.view(w.batch_size, -1, *inputs.q_TQD.shape[1:]) if len(sequences) > 1
-                          else q_all[sequences[0]][None])
-                out.append(folded_sdpa(q_BTQD, k_BKSD, v_BKSE, rule).flatten(0, 1))
-            return out[0] if len(out) == 1 else torch.cat(out)
+            out_BQE = torch.empty(w.batch_size, shape.num_q_heads, shape.v_dim, dtype=trial.torch_dtype)
+            cpu_decode.decode(inputs.q_TQD, k, v, table_BM, firsts, w.kv_lens, softcap=shape.softcap, out_BQE=out_BQE,
+                              workspace=inputs.workspace, threads=trial.threads)
+            return out_BQE
         return call
 
     def cost(self, trial, cache_bytes=0) -> Cost:
-        w, s, fmt = trial.workload, trial.workload.shape, trial.format
-        stored = sum(fmt.nbytes(n, s, first=w.first_visible(b)) for b, n in enumerate(w.kv_lens))
-        tables = 8 * sum(-(-n // (trial.layout.block_size or n)) for n in w.kv_lens)
-        # K and V are both gathered before either is used: what is stored passes once while they are written
-        cost = least_cost(trial, cache_bytes).plus(read=not_found(stored, stored, cache_bytes) + tables, write=stored)
-        if falls_back(trial):
-            return math_cost(cost, trial, cache_bytes)
-        return under_a_mask(cost, trial, cache_bytes, s.group_ratio)
-
-
-def _rows(inputs, where, kv_heads: int | None):
-    """Stored rows of the blocks in that part of the block table: one per (block, KV head), or per block.
-
-    Kept in the workspace: the layers of a model share their block tables, and so the rows.
-    """
-    import torch
-    table_BM = inputs.block_table[where]
-    key = "rows", table_BM.data_ptr(), tuple(table_BM.shape), kv_heads
-    if key not in inputs.scratch:
-        if kv_heads is not None:
-            table_BM = table_BM[:, None, :] * kv_heads + torch.arange(kv_heads, device=table_BM.device)[:, None]
-        inputs.scratch[key] = table_BM.flatten()
-    return inputs.scratch[key]
+        if self.not_in_place(trial):
+            return PagedGather().cost(trial, cache_bytes)
+        w, s = trial.workload, trial.workload.shape
+        rows = w.batch_size * s.num_q_heads
+        cost = least_cost(trial, cache_bytes)
+        # q as it is multiplied and each part's results are written before K and V go by, or behind them, and read again
+        kept = 4 * rows * (s.head_dim + self._splits(trial) * (s.v_dim + 2))
+        if trial.dtype != "fp32":
+            kept += 4 * rows * (s.head_dim + s.v_dim)
+        blocks = sum(-(-n // (trial.layout.block_size or n)) for n in w.kv_lens)
+        return cost.plus(read=not_found(kept, cost.read_bytes, cache_bytes) + 4 * blocks, write=kept)

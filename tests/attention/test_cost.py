@@ -145,9 +145,9 @@ def test_decoding_does_half_the_group_ratio_of_flop_per_byte_of_fp32_cache(ratio
 def test_ideal_bytes_and_useful_flops_depend_on_neither_variant_nor_layout():
     workload = WORKLOADS["shared prefix"]
     trials = tuple(trial(name, workload, layout=layout)
-                   for name in ("naive", "naive_repeat", "sdpa", "flash", "paged")
+                   for name in ("naive", "naive_repeat", "sdpa", "flash", "paged", "paged_gather")
                    for layout in (Layout(), Layout(16, "random"), Layout(16, share_prefix=True))
-                   if name == "paged" or layout.block_size is None)
+                   if "paged" in name or layout.block_size is None)
     rows = measure(Comparison(trials), [Roofline()])
     values = {m: [r["value"] for r in rows if r["metric"] == m] for m in ("ideal_bytes", "useful_flops", "hbm_bytes")}
     assert {len(v) for v in values.values()} == {len(trials)}
@@ -319,10 +319,10 @@ def test_flash_under_a_window_counts_again_only_what_two_tiles_both_see():
 def test_paged_writes_and_reads_the_gathered_bytes_and_reads_its_tables():
     workload = Workload(GQA, (1, 1), (40, 17))
     stored = kv_format("fp32").nbytes(40, GQA) + kv_format("fp32").nbytes(17, GQA)
-    one = trial("paged", workload, layout=Layout(16, "random"))
-    least, cost = least_cost(one), cost_of("paged", workload, layout=Layout(16, "random"))
+    one = trial("paged_gather", workload, layout=Layout(16, "random"))
+    least, cost = least_cost(one), cost_of("paged_gather", workload, layout=Layout(16, "random"))
     assert cost[:2] == (least.read_bytes + stored + 8 * (3 + 2), least.write_bytes + stored)
-    stays = cost_of("paged", workload, 2 * stored, layout=Layout(16, "random"))      # beside what was gathered
+    stays = cost_of("paged_gather", workload, 2 * stored, layout=Layout(16, "random"))      # beside what was gathered
     assert stays == least.plus(read=8 * (3 + 2), write=stored)
 
 
@@ -402,12 +402,12 @@ def test_the_math_back_end_makes_a_call_and_a_mask_per_head_of_the_group():
                                + 2 * out), "K and V again by the second call"
 
 
-@pytest.mark.parametrize("name", ["sdpa", "paged", "sdpa_enable_gqa"])
+@pytest.mark.parametrize("name", ["sdpa", "paged_gather", "sdpa_enable_gqa"])
 def test_k_and_v_of_two_widths_are_torchs_math_on_a_cpu_and_no_gpus(name):
     wide = Workload.decode(AttentionShape(8, 2, 16, v_head_dim=8), batch_size=2, kv_len=100)
     least, q, cells = least_cost(trial("sdpa", wide)), 2 * 8 * 16 * 4, 2 * 8 * 100
     cost, k, v = cost_of(name, wide), 2 * 2 * 100 * 16 * 4, 2 * 2 * 100 * 8 * 4
-    own = {"sdpa": k, "paged": k + k + v, "sdpa_enable_gqa": 4 * k + 4 * (k + v)}[name]
+    own = {"sdpa": k, "paged_gather": k + k + v, "sdpa_enable_gqa": 4 * k + 4 * (k + v)}[name]
     assert cost.write_bytes == least.write_bytes + own + q + 4 * 3 * cells + cells
     gpu = cost_of("sdpa", wide, device="cuda", dtype="fp32")
     assert gpu == least

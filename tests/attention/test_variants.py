@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvlab.attention import Comparison, VariantRef, reference, trial, variants
 from kvlab.attention._matrix import FORMATS, LAYOUTS, MORE_FORMATS, WITH_MORE_FORMATS, WORKLOADS, cells
 from kvlab.attention.flash import Flash
-from kvlab.attention.paged import Paged
+from kvlab.attention.paged_gather import PagedGather
 from kvlab.kv.cache import Layout
 from kvlab.kv.formats import format_names
 from kvlab.probes import measure
@@ -19,9 +19,10 @@ from kvlab.probes.kernel_error import KernelError
 from kvlab.shapes import AttentionShape, Workload
 
 ALL = [name for name in variants if not getattr(variants[name], "compiles", False)]     # those: test_flex.py
-SHIPPED = {"flash", "naive", "naive_repeat", "paged", "sdpa", "sdpa_enable_gqa"}
-CONTIGUOUS_ONLY = SHIPPED - {"paged"}
-NO_SOFTCAP = {"paged", "sdpa", "sdpa_enable_gqa"}
+SHIPPED = {"flash", "naive", "naive_repeat", "paged", "paged_gather", "sdpa", "sdpa_enable_gqa"}
+PAGED = {"paged", "paged_gather"}
+CONTIGUOUS_ONLY = SHIPPED - PAGED
+NO_SOFTCAP = {"paged", "paged_gather", "sdpa", "sdpa_enable_gqa"}
 PAGED = Layout(16, "random")
 
 
@@ -98,7 +99,7 @@ def test_a_shipped_variant_refuses_what_it_must_and_nothing_else(name):
             and ((name in CONTIGUOUS_ONLY and layout.block_size) or (name in NO_SOFTCAP and workload == "soft-cap"))}
     assert set(refused) == must
     for (_, _, layout), why in refused.items():
-        assert ("reads contiguous caches only" if layout.block_size and name != "paged" else "no soft-capping") in why
+        assert ("reads contiguous caches only" if layout.block_size and name not in PAGED else "no soft-capping") in why
 
 
 def test_the_shipped_variants_are_all_registered():
@@ -222,13 +223,13 @@ def test_flash_gives_the_same_with_tiles_of_any_size(tiles, workload):
     ("sdpa", "decode, GQA, batch", "_scaled_dot_product_flash_attention_for_cpu"),
     ("sdpa", "prefill, window", "_scaled_dot_product_flash_attention_for_cpu"),
     ("sdpa_enable_gqa", "decode, GQA, batch", "_scaled_dot_product_flash_attention_for_cpu"),
-    ("paged", "decode, GQA, batch", "_scaled_dot_product_flash_attention_for_cpu"),
+    ("paged_gather", "decode, GQA, batch", "_scaled_dot_product_flash_attention_for_cpu"),
     ("sdpa", "decode, K wider than V", "bmm"),                        # torch falls back to its math path without a word
     ("sdpa_enable_gqa", "decode, K wider than V", "bmm"),
     ("naive", "decode, GQA, batch", "bmm"),
 ])
 def test_the_note_names_the_operator_that_torch_dispatched(name, workload, operators):
-    layout = Paged.default_layout if name == "paged" else Layout()
+    layout = PagedGather.default_layout if name == "paged_gather" else Layout()
     assert matrix(workload)[name, "fp32", layout]["note"].endswith(f"; operators: {operators}")
 
 
@@ -249,7 +250,7 @@ def test_decoding_reads_each_kv_head_once_not_once_per_query_head():
 
 
 def test_the_gather_workspace_is_reused():
-    one, inputs = runnable("paged", WORKLOADS["decode, ragged"])
+    one, inputs = runnable("paged_gather", WORKLOADS["decode, ragged"])
     call, spaces = one.prepare([inputs])[0], []
     original = torch.index_select
     with pytest.MonkeyPatch.context() as patch:
@@ -261,7 +262,7 @@ def test_the_gather_workspace_is_reused():
 
 def test_a_window_keeps_blocks_before_it_from_being_gathered():
     workload = Workload.decode(AttentionShape(4, 2, 16, window=20), kv_len=100)
-    one, inputs = runnable("paged", workload)
+    one, inputs = runnable("paged_gather", workload)
     rows = []
     original = torch.index_select
     with pytest.MonkeyPatch.context() as patch:
@@ -271,9 +272,9 @@ def test_a_window_keeps_blocks_before_it_from_being_gathered():
 
 
 def gathered_blocks(workload, fmt, layout):
-    """How many blocks of each sequence `paged` gathers; what it gives must be right."""
+    """How many blocks of each sequence `paged_gather` gathers; what it gives must be right."""
     rows, original = [], torch.index_select
-    one, inputs = runnable("paged", workload, kv_format=fmt, layout=layout)
+    one, inputs = runnable("paged_gather", workload, kv_format=fmt, layout=layout)
     call = one.prepare([inputs])[0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "index_select", lambda a, d, i, out: rows.append(len(i)) or original(a, d, i, out=out))
@@ -302,7 +303,7 @@ def test_a_window_may_begin_in_a_tail_before_it_or_between_those_of_k_and_v(work
               for layout in (Layout(), Layout(order="token"), Layout(16), Layout(48, "random"),
                              Layout(16, "random", "token"))]
     for one, row in judged(trials).items():
-        assert row["status"] == ("skipped" if one.variant.ref != "paged" and one.layout.block_size else "ok"), row
+        assert row["status"] == ("skipped" if one.variant.ref not in PAGED and one.layout.block_size else "ok"), row
         assert row["value"] is None or row["value"] < 5e-6
     if workload.uniform:
         for order in ("head", "token"):
@@ -317,9 +318,10 @@ def test_k_and_v_of_formats_of_their_own_settle_apart_under_any_window(fmt, wind
     shape = AttentionShape(4, 1, 24, 16, True, window) if latent else AttentionShape(4, 2, 16, 8, window=window)
     for lengths in ((100, 100), (108, 47)):
         workload = Workload(shape, (1, 1), lengths)
-        trials = [trial(name, workload, kv_format=fmt, layout=layout) for name in ("naive", "sdpa", "paged")
+        trials = [trial(name, workload, kv_format=fmt, layout=layout)
+                  for name in ("naive", "sdpa", "paged", "paged_gather")
                   for layout in (Layout(), Layout(16, "random"), Layout(48, "random", "token"))
-                  if name == "paged" or layout.block_size is None]
+                  if name in PAGED or layout.block_size is None]
         for one, row in judged(trials).items():
             assert row["status"] == "ok" and row["value"] < 5e-6, (one.variant.ref, one.layout, row["error"])
         one, inputs = runnable("paged", workload, kv_format=fmt, layout=Layout(48, "random"))
@@ -343,8 +345,8 @@ def test_shipped_variants_agree_with_the_oracle_in_every_format(shape, fmt):
     workload = Workload(shape, (1, 4), (200, 37))
     group = trial("naive", workload, kv_format=fmt).format.token_group(shape)
     trials = [trial(name, workload, kv_format=fmt) for name in sorted(CONTIGUOUS_ONLY)]
-    trials += [trial("paged", workload, kv_format=fmt, layout=Layout(max(16, group), "random", order))
-               for order in ("head", "token")]
+    trials += [trial(name, workload, kv_format=fmt, layout=Layout(max(16, group), "random", order))
+               for name in sorted(PAGED) for order in ("head", "token")]
     for one, row in judged(trials).items():
         assert row["status"] == "ok" and row["value"] < 5e-6, (one.variant.label, row["error"])
 

@@ -96,8 +96,8 @@ def test_a_sampled_peak_has_no_upper_bound_since_it_may_have_been_missed(monkeyp
 @linux
 def test_a_workspace_that_is_kept_between_calls_counts():
     workload = Workload.decode(AttentionShape(2, 2, 128), kv_len=8192)
-    comparison = Comparison((trial("paged", workload, layout=Layout(block_size=16)), trial("sdpa", workload,
-                                                                                           layout=Layout())))
+    comparison = Comparison((trial("paged_gather", workload, layout=Layout(block_size=16)),
+                             trial("sdpa", workload, layout=Layout())))
     paged, sdpa = of(measure(comparison, [KernelError(), Memory()]), "peak_extra_bytes")
     stored = 2 * 2 * 128 * 8192 * 4
     assert paged["value"] >= stored - RESOLUTION and paged["high"] >= stored > 8 * sdpa["value"]
