@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvlab import bench_models
+from kvlab import bench_kernels, bench_models
 from kvlab.bench_inputs import events, many_readings, readings
 from kvlab.probes._clock import paired_ratio, summarise
 from kvlab.record.environment import cpu_name, load_average
@@ -60,8 +60,9 @@ def gates() -> list[Gate]:
              lambda: _decode_ratio("sdpa_enable_gqa", "sdpa")),
         Gate("sdpa_enable_gqa ÷ sdpa, ratio 8, kv_len 32768", "ratio", ">= 3",
              lambda: _decode_ratio("sdpa_enable_gqa", "sdpa", kv_len=32768)),
-        Gate("paged ÷ sdpa, block 16, random order, kv_len 8192", "ratio", "<= 6",
-             lambda: _decode_ratio("paged", "sdpa")),
+        Gate("paged_gather ÷ sdpa, block 16, random order, kv_len 8192", "ratio", "<= 6",
+             lambda: _decode_ratio("paged_gather", "sdpa")),
+        *(Gate(name, "ratio", goal, measure) for name, goal, measure in bench_kernels.gates()),
         Gate("journal 10,000 readings", "s", "<= 1.0", lambda: _journal(write=True)),
         Gate("read back 10,000 readings", "s", "<= 1.0", lambda: _journal(write=False)),
         Gate("figure from stored rows, whole command", "s", "<= 3.0", _figure),

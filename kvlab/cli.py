@@ -19,6 +19,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Also = Annotated[list[str] | None, typer.Option("--also", metavar="PROBE", help="A further probe of `kvlab ls probes`, "
                                                 "such as ncu or callgrind; may be given several times.")]
+Tune = Annotated[bool, typer.Option(" /--no-tune", help="Keep a kernel's default configuration: choose none by "
+                                                       "measuring.")]
 
 
 def main() -> None:
@@ -102,6 +104,10 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
             batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
             q_len: Annotated[int, typer.Option(help="New tokens per sequence; 1 = decode.")] = 1,
             window: Annotated[int | None, typer.Option(help="Sliding window in tokens.")] = None,
+            shared_prefix: Annotated[int, typer.Option(help="Leading tokens that all sequences have in common; their "
+                                                            "blocks lie there once if the block size divides it.")] = 0,
+            latent: Annotated[int | None, typer.Option(help="Absorbed MLA: V is the first so many channels of K; "
+                                                            "needs --kv-heads 1.")] = None,
             kv_format: Annotated[str | None, typer.Option(help="Default: the trial's dtype.")] = None,
             block_size: Annotated[int | None, typer.Option(help="Tokens per block; default: the variant's.")] = None,
             page_order: Annotated[str | None, typer.Option(help="in_order or random; default: the variant's.")] = None,
@@ -113,17 +119,17 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
                                                    "kvlab.capture wrote.")] = "gaussian",
             trace: Annotated[Path | None, typer.Option(help="Folder for an operator trace, by torch's profiler in a "
                                                             "pass of its own.")] = None,
-            also: Also = None, as_json: Json = False) -> int:
+            tune: Tune = True, also: Also = None, as_json: Json = False) -> int:
     """Measure one attention call under every probe: one row, each number with its kind."""
     from kvlab.attention import Comparison, VariantRef, trial
     from kvlab.kv.cache import Layout
     from kvlab.shapes import AttentionShape, Workload
-    from kvlab.studies._run import Job
+    from kvlab.studies._run import Job, untuned
     from kvlab.studies._worker import worker_each
-    shape = AttentionShape(q_heads, kv_heads, head_dim, window=window)
+    shape = AttentionShape(q_heads, kv_heads, head_dim, latent, latent is not None, window)
     if batch < 1:
         raise ValueError(f"--batch {batch} must be at least 1")
-    workload = Workload(shape, (q_len,) * batch, (kv_len,) * batch)
+    workload = Workload(shape, (q_len,) * batch, (kv_len,) * batch, shared_prefix)
     layout = VariantRef.of(variant).default_layout
     if block_size is not None:
         layout = Layout(block_size, page_order or "random")
@@ -131,8 +137,12 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
         if layout.block_size is None:
             raise ValueError(f"--page-order needs blocks, and {variant} has a contiguous cache: give --block-size too")
         layout = replace(layout, page_order=page_order)
+    if layout.block_size:
+        layout = replace(layout, share_prefix=shared_prefix > 0 and shared_prefix % layout.block_size == 0)
     one = trial(variant, workload, kv_format=kv_format, layout=layout, dtype=dtype, device=device, threads=threads,
                 seed=seed, data=data)
+    if not tune:
+        (one,) = untuned(Comparison((one,))).trials
     _refuse_too_large(Comparison((one,)))
     named = _probes_named(also)
     job = Job(also=named)
@@ -183,7 +193,7 @@ def run(study: Annotated[str, typer.Argument(help="A name from `kvlab ls studies
         model: Annotated[str | None, typer.Option(help="A model of `kvlab ls models`.")] = None,
         trace: Annotated[bool, typer.Option("--trace", help="Also trace each trial's operators, by torch's profiler "
                                                             "in a pass of its own.")] = False,
-        also: Also = None) -> int:
+        tune: Tune = True, also: Also = None) -> int:
     """Run a study; prints its findings, draws its figures, and ends with the run directory."""
     from kvlab.record.store import find_run
     from kvlab.show import print_failures, print_findings
@@ -194,7 +204,8 @@ def run(study: Annotated[str, typer.Argument(help="A name from `kvlab ls studies
     begun = []
     try:
         store = run_study(study, size=size, device=device, out=out, resume=resumed, variants=chosen, model=model,
-                          also=(*_probes_named(also), *(("torch_profile",) if trace else ())), begun=begun.append)
+                          also=(*_probes_named(also), *(("torch_profile",) if trace else ())), tune=tune,
+                          begun=begun.append)
     except KeyboardInterrupt:
         if begun:
             print(f"\nkvlab: interrupted; what was committed is kept. Go on with: "

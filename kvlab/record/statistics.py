@@ -67,13 +67,21 @@ def fit(x, y, low, high, power: bool = False, draws: int = 2000) -> tuple[float,
     return float(best[0]), float(np.quantile(slopes, 0.025)), float(np.quantile(slopes, 0.975))
 
 
+SAME = ("variant", "kv_format", "block_size", "page_order")          # what an A/A pair has in common
+
+
 def aa_resolution(rows: pd.DataFrame) -> tuple[float, float, float] | None:
     """Ratio of the two medians of an A/A pair, with the interval that theirs give."""
     times = rows[(rows["metric"] == "latency_s") & (rows["kind"] == "measured")]
     for _, group in times.groupby("comparison_id", sort=False):
         again = group[group["replica"] == 1]
-        first = group[(group["replica"] == 0) & group["variant"].isin(again["variant"])]
-        if len(again) == 1 and len(first) == 1:
+        if len(again) != 1:
+            continue
+        first = group[group["replica"] == 0]
+        for column in SAME:                                         # a variant may stand there in several layouts
+            if column in first:
+                first = first[first[column].astype(str) == str(again[column].iloc[0])]     # no blocks: NaN is one too
+        if len(first) == 1:
             a, b = first.iloc[0], again.iloc[0]
             return a["value"] / b["value"], a["low"] / b["high"], a["high"] / b["low"]
     return None
