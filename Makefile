@@ -22,7 +22,8 @@ test: lint  ## lint and tests, in two processes, with coverage
 lint: venv  ## ruff
 	.venv/bin/ruff check
 
-check-all: test bench  ## everything: lint, tests and the benchmark gates
+check-all: export KVLAB_CHECK_ALL = 1
+check-all: test bench  ## everything: lint, tests (compiled kernels in full) and the benchmark gates
 
 notebooks: venv  ## run the notebooks and keep their outputs in them
 	.venv/bin/python tools/notebooks.py

@@ -15,24 +15,25 @@ if TYPE_CHECKING:
 def measure(variant, workload: Workload, *, kv_format: str | None = None, layout: Layout | None = None,
             dtype: str | None = None, device: str = "cpu", threads: int = 1, seed: int = 0,
             data: Path | str = "gaussian", probes: Sequence[str] | None = None, also: Sequence[str] = (),
-            artifacts: Path | str | None = None) -> pd.DataFrame:
+            tune: bool = True, artifacts: Path | str | None = None) -> pd.DataFrame:
     """One attention call under every probe, in this process: the result table of one case (`kvlab.wide` for one line).
 
     variant: a registry name, "file.py:Class", a class or an instance. kv_format, dtype default to fp32 on a CPU and
     bf16 on CUDA. data: "gaussian", "outlier", or captured tensors as "file:<sha256>" or the path of their file (see
     kvlab.capture). probes: names of `kvlab ls probes` (default all that do not run on request only); also: further
-    ones, such as "torch_profile". artifacts: a folder for samples/ and traces/, which rows name in `artifact`. Wrong
-    names raise KeyError, wrong sizes ValueError; what fails while it runs is a row with status failed or oom.
+    ones, such as "torch_profile". tune: False keeps a kernel from choosing its configuration by measuring. artifacts: a
+    folder for samples/ and traces/, which rows name in `artifact`. Wrong names raise KeyError, wrong sizes ValueError;
+    what fails while it runs is a row with status failed or oom.
     """
     from kvlab.attention import Comparison, trial
     from kvlab.record.export import made_folder
     from kvlab.record.reading import table
-    from kvlab.studies._run import Job
-    one = trial(variant, workload, kv_format=kv_format, layout=layout, dtype=dtype, device=device, threads=threads,
-                seed=seed, data=data)
+    from kvlab.studies._run import Job, untuned
+    one = Comparison((trial(variant, workload, kv_format=kv_format, layout=layout, dtype=dtype, device=device,
+                            threads=threads, seed=seed, data=data),))
     folder = None if artifacts is None else made_folder(Path(artifacts))
     job = Job(artifacts=folder, probes=None if probes is None else tuple(probes), also=tuple(also))
-    return table(job(Comparison((one,))))
+    return table(job(one if tune else untuned(one)))
 
 
 def size(model, kv_len: int, batch_size: int = 1, kv_format="bf16", tp: int = 1):
@@ -48,15 +49,15 @@ def size(model, kv_len: int, batch_size: int = 1, kv_format="bf16", tp: int = 1)
 
 def run(study: str, *, size: str | None = None, device: str | None = None, out: Path | str = "profiles",
         resume: Path | str | None = None, variants: Iterable | None = None, model: str | None = None,
-        also: Sequence[str] = (), each=None, progress: bool = True) -> pd.DataFrame:
+        also: Sequence[str] = (), tune: bool = True, each=None, progress: bool = True) -> pd.DataFrame:
     """Run a study in a worker process and return its result table; `.attrs["run"]` is the run directory.
 
     The parameters are those of `kvlab run`; variants may also be classes or instances, also=("torch_profile",) is
-    --trace, and `each` maps the study's cases some other way (see kvlab.studies._run).
+    --trace, tune=False is --no-tune, and `each` maps the study's cases some other way (see kvlab.studies._run).
     """
     from kvlab.studies._run import run as run_study
     store = run_study(study, size=size, device=device, out=out, resume=resume, variants=variants, model=model,
-                      also=also, each=each, progress=progress)
+                      also=also, tune=tune, each=each, progress=progress)
     table = store.table()
     table.attrs["run"] = str(store.path)
     return table

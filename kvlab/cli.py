@@ -19,8 +19,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Also = Annotated[list[str] | None, typer.Option("--also", metavar="PROBE", help="A further probe of `kvlab ls probes`, "
                                                 "such as ncu or callgrind; may be given several times.")]
-Tune = Annotated[bool, typer.Option(" /--no-tune", help="Keep a kernel's default configuration: choose none by "
-                                                       "measuring.")]
+Tune = Annotated[bool, typer.Option(" /--no-tune", show_default=False, help="Keep a kernel's default configuration: "
+                                    "choose none by measuring.")]
 
 
 def main() -> None:

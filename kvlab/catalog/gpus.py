@@ -1,4 +1,7 @@
-"""Accelerators and CPUs from data/gpus.csv: data-sheet numbers, each row with its source and known conflicts."""
+"""Accelerators and CPUs from data/gpus.csv: data-sheet numbers, each row with its source and known conflicts.
+
+data/gpu_formats.csv says which kinds of codes their matrix units multiply, by compute capability (a CPU: by arch).
+"""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -6,6 +9,10 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from kvlab.catalog import find, integer, number, rows
+from kvlab.registry import no_such
+
+WORDS = ("native", "storage-only", "unsupported", "unknown")     # of format_support, strongest to weakest
+_SAME_CODES = {"kivi4": "int4", "kivi2": "int2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +76,61 @@ def gpu(name: str) -> GPUSpec:
     every = _by_name()
     begins = [spec for known, spec in every.items() if known.lower().startswith(name.lower())]
     return find("gpu", name, every, {name.lower(): begins})
+
+
+@dataclass(frozen=True, slots=True)
+class FormatSupport:
+    """What a GPU's matrix units do with one kind of code, for the product of two operands of that kind.
+
+    word: "native": one instruction multiplies two operands of this kind as they are stored, block scales inside it
+    where the kind has them (fp32 on NVIDIA, and all on a CPU without matrix units: in the vector units, as `product`
+    says). "storage-only": no such instruction; codes are converted in registers, and `product` says what is multiplied
+    then. "unsupported": nothing multiplies it, and what converts it elsewhere refuses this target. "unknown": no
+    source. A kernel that keeps q in 16 bits converts a smaller K and V whatever the word is: all of kvlab's own do.
+    """
+    kind: str
+    word: str
+    product: str
+    why: str
+    source: str
+
+
+@cache
+def _formats() -> dict[tuple[str, str], FormatSupport]:
+    """(target, kind) -> its line of data/gpu_formats.csv; target "*" is any that has no line of its own."""
+    return {(target, kind): FormatSupport(kind, row["word"], row["product"], row["why"], row["source"])
+            for row in rows("gpu_formats.csv") for target in row["targets"].split(";")
+            for kind in row["kinds"].split(";")}
+
+
+def format_kinds() -> list[str]:
+    """The kinds of codes that `format_support` knows, in the order of data/gpu_formats.csv."""
+    return list(dict.fromkeys(kind for _, kind in _formats()))
+
+
+def format_target(spec: GPUSpec) -> str:
+    """By what the table of formats knows an accelerator: its compute capability, or its arch where it has none."""
+    return spec.compute_capability or spec.arch
+
+
+def format_support(spec: GPUSpec | str, fmt: str) -> FormatSupport:
+    """Whether an accelerator multiplies a KV format's codes as they are: native, storage-only, unsupported, unknown.
+
+    spec: a GPUSpec, a name that `gpu` takes, or a compute capability ("9.0", "gfx942"). fmt: a format's name or a kind
+    ("int8/token", "fp8_e4m3"); of "K+V" stored apart the weaker side. KeyError for an unknown accelerator or kind.
+    """
+    if isinstance(spec, str) and spec in {format_target(known) for known in _by_name().values()}:
+        target = spec
+    else:
+        target = format_target(gpu(spec) if isinstance(spec, str) else spec)
+    sides = [_support(target, side) for side in fmt.split("+")]
+    return max(sides, key=lambda side: WORDS.index(side.word))
+
+
+def _support(target: str, side: str) -> FormatSupport:
+    kind = side.partition("/")[0]
+    kind = _SAME_CODES.get(kind, kind)
+    if kind not in format_kinds():
+        raise no_such("kind of code", kind, format_kinds())
+    nothing = FormatSupport(kind, "unknown", "", f"data/gpu_formats.csv has no line about {kind} on {target}", "")
+    return _formats().get((target, kind)) or _formats().get(("*", kind)) or nothing

@@ -7,33 +7,10 @@
  */
 #include <math.h>
 #include <string.h>
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
+#include "c_codes.h"
 
-#if defined(__AVX512F__)
-#define L 16
-#elif defined(__AVX__)
-#define L 8
-#else
-#define L 4
-#endif
 #define CHUNK 16                /* tokens whose scores are held at once; a multiple of every L */
 #define ROWS 4                  /* query heads that share one pass over a chunk, in registers */
-#define LINE 64
-#ifndef PFL
-#define PFL 2
-#endif
-
-typedef float vf __attribute__((vector_size(4 * L), aligned(4), may_alias));
-typedef int vi __attribute__((vector_size(4 * L), aligned(4), may_alias));
-typedef unsigned vu __attribute__((vector_size(4 * L), aligned(4), may_alias));
-typedef unsigned short vh __attribute__((vector_size(2 * L), aligned(1), may_alias));
-typedef short vs __attribute__((vector_size(2 * L), aligned(1), may_alias));
-typedef unsigned char vb __attribute__((vector_size(L), aligned(1), may_alias));
-typedef signed char vc __attribute__((vector_size(L), aligned(1), may_alias));
-
-enum { FP32, FP16, BF16, E4M3, E5M2, INT8 };
 
 typedef struct {                /* one side of the cache; strides in elements */
     const void *codes;
@@ -48,78 +25,6 @@ typedef struct {
     long B, K, G, D, E, kind_k, kind_v, block_size, num_blocks, table_row, heads, threads;
     float softcap;              /* 0: none */
 } Shape;
-
-static const int BYTES[] = {4, 2, 2, 1, 1, 1};
-
-static inline vf half(vh h)
-{
-#if defined(__AVX512F__)
-    return (vf)_mm512_cvtph_ps((__m256i)h);
-#elif defined(__F16C__)
-    return (vf)_mm256_cvtph_ps((__m128i)h);
-#else
-    vu bits = __builtin_convertvector(h, vu), size = (bits & 0x7fff) << 13;
-    vu special = (vu)(size >= (0x7c00u << 13));
-    vu value = (vu)((vf)size * 0x1p112f);
-    return (vf)(((special & (size | 0x7f800000)) | (~special & value)) | ((bits & 0x8000) << 16));
-#endif
-}
-
-/* L stored codes as floats. E4M3 comes out 256 times too small, which `gain` makes up for. */
-static inline __attribute__((always_inline)) vf load(int kind, const char *p)
-{
-    switch (kind) {
-    case FP32: return *(const vf *)p;
-    case FP16: return half(*(const vh *)p);
-    case BF16: return (vf)(__builtin_convertvector(*(const vh *)p, vu) << 16);
-    case INT8: return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(*(const vc *)p, vs), vi), vf);
-    default: {
-        vh code = __builtin_convertvector(*(const vb *)p, vh);
-        if (kind == E5M2)
-            return half(code << 8);
-        return half(((code & 0x7f) << 7) | ((code & 0x80) << 8));
-    }
-    }
-}
-
-static inline float gain(int kind) { return kind == E4M3 ? 256.0f : 1.0f; }
-
-/* One code, for the channels that fill no vector. */
-static float load_one(int kind, const char *p)
-{
-    char padded[4 * L] = {0};
-    memcpy(padded, p, BYTES[kind]);
-    return load(kind, padded)[0];
-}
-
-static inline float sum(vf x)
-{
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)x);
-#else
-    float total = 0;
-    for (int i = 0; i < L; i++)
-        total += x[i];
-    return total;
-#endif
-}
-
-static inline vf either(vi which, vf a, vf b) { return (vf)((which & (vi)a) | (~which & (vi)b)); }
-
-/* 2^x for x <= 0. */
-static inline vf power(vf x)
-{
-    x = either(x < -126.0f, (vf){0} - 126.0f, x);
-    vi whole = __builtin_convertvector(x - 0.5f, vi);           /* to the nearest, since x <= 0 */
-    vf rest = x - __builtin_convertvector(whole, vf);
-    vf value = 1.540353e-4f * rest + 1.3333558e-3f;
-    value = value * rest + 9.6181291e-3f;
-    value = value * rest + 5.5504109e-2f;
-    value = value * rest + 2.4022651e-1f;
-    value = value * rest + 6.9314718e-1f;
-    value = value * rest + 1.0f;
-    return (vf)((vi)value + (whole << 23));
-}
 
 /* Scores of n tokens against R query heads: score[r][i] = q[r] · k[i], in powers of two. */
 static inline __attribute__((always_inline)) void scores(int kind, int R, const float *q, long D, const char *const *k,
@@ -137,7 +42,7 @@ static inline __attribute__((always_inline)) void scores(int kind, int R, const 
             for (int j = 0; j < 4; j++) {
                 x[j] = load(kind, k[i + j] + d * bytes);
                 if (d * bytes % LINE == 0)
-                    __builtin_prefetch(next[i + j] + d * bytes, 0, PFL);
+                    __builtin_prefetch(next[i + j] + d * bytes, 0, 2);     /* into L2 */
             }
             for (int r = 0; r < R; r++) {
                 vf y = *(const vf *)(q + r * D + d);
@@ -166,25 +71,24 @@ static inline __attribute__((always_inline)) void scores(int kind, int R, const 
 static inline __attribute__((always_inline)) void weigh(int kind, int R, float (*weight)[CHUNK], long E,
                                                         const char *const *v, const char *const *next, int n, float *acc)
 {
+    const int many = L == 16 ? 2 : 1, W = R == 1 ? 8 : R == 2 ? 4 * many : 2 * many;    /* vectors kept in registers */
     long bytes = BYTES[kind], e = 0;
-    for (; e + 2 * L <= E; e += 2 * L) {
-        vf sums[ROWS][2];
+    for (; e + W * L <= E; e += W * L) {
+        vf sums[ROWS][8];
         for (int r = 0; r < R; r++)
-            for (int j = 0; j < 2; j++)
+            for (int j = 0; j < W; j++)
                 sums[r][j] = *(vf *)(acc + r * E + e + j * L);
         for (int i = 0; i < n; i++) {
-            vf x0 = load(kind, v[i] + e * bytes), x1 = load(kind, v[i] + (e + L) * bytes);
-            if (e * bytes % LINE == 0)
-                __builtin_prefetch(next[i] + e * bytes, 0, PFL);
-            if (2 * L * bytes > LINE)
-                __builtin_prefetch(next[i] + e * bytes + LINE, 0, PFL);
-            for (int r = 0; r < R; r++) {
-                sums[r][0] += weight[r][i] * x0;
-                sums[r][1] += weight[r][i] * x1;
+            for (long b = 0; b < W * L * bytes; b += LINE)
+                __builtin_prefetch(next[i] + e * bytes + b, 0, 2);
+            for (int j = 0; j < W; j++) {
+                vf x = load(kind, v[i] + (e + j * L) * bytes);
+                for (int r = 0; r < R; r++)
+                    sums[r][j] += weight[r][i] * x;
             }
         }
         for (int r = 0; r < R; r++)
-            for (int j = 0; j < 2; j++)
+            for (int j = 0; j < W; j++)
                 *(vf *)(acc + r * E + e + j * L) = sums[r][j];
     }
     for (; e + L <= E; e += L)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kvlab.kernels.stored import Stored
 
-SOURCE = Path(__file__).with_name("c_paged.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("c_paged.c", "c_codes.h"))
 KINDS = ("fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8")             # in the order of c_paged.c
 # what torch found this processor to have (a simulator of one included) -> the compiler's name for it
 LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
@@ -57,9 +57,9 @@ def level() -> str:
 @cache
 def _loaded(given: tuple[str, ...]) -> ctypes.CDLL | str:
     """The kernel compiled with those flags, or why there is none: a compiler that fails is not asked for every call."""
-    if why := compiled.why_not((SOURCE,), shared=True, flags=given):
+    if why := compiled.why_not(SOURCES, shared=True, flags=given):
         return why
-    loaded = ctypes.CDLL(str(compiled.compiled((SOURCE,), shared=True, flags=given)))
+    loaded = ctypes.CDLL(str(compiled.compiled(SOURCES, shared=True, flags=given)))
     loaded.c_paged.argtypes = [ctypes.POINTER(Shape), ctypes.POINTER(Side), ctypes.POINTER(Side), ctypes.c_void_p,
                                ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p,
                                ctypes.c_void_p, ctypes.c_void_p]

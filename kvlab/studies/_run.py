@@ -9,6 +9,7 @@ A case is a Comparison or a frozen dataclass with columns() and comparison_id.
 """
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import sys
@@ -19,6 +20,7 @@ from typing import NamedTuple, Protocol
 
 from kvlab.attention import Comparison, VariantRef
 from kvlab.attention._base import no_device
+from kvlab.attention._variant import _class_in
 from kvlab.probes import measure, probes
 from kvlab.probes._base import Watch
 from kvlab.record.environment import Manifest, VariantSource
@@ -73,16 +75,17 @@ Each = Callable[[Job, Iterable[Case]], Iterator[list[dict]]]
 
 def run(study: str, *, size: str | None = None, device: str | None = None, out: Path | str = "profiles",
         resume: Path | str | None = None, variants: Iterable | None = None, model: str | None = None,
-        also: Sequence[str] = (), each: Each | None = None, progress: bool = True, patience_s: float = 300.0,
-        begun: Callable[[RunStore], None] = lambda store: None) -> RunStore:
+        also: Sequence[str] = (), tune: bool = True, each: Each | None = None, progress: bool = True,
+        patience_s: float = 300.0, begun: Callable[[RunStore], None] = lambda store: None) -> RunStore:
     """Run a study and return its closed run.
 
     size: one of the study's SIZES (default small). device: cpu (default) or cuda. out: parent of <study>/<UTC>-<id>.
     resume: a run directory whose committed cases are kept and not repeated; what is left None is as it was there.
     variants: names, "file.py:Class" references, classes or instances. also: probes on request, such as torch_profile,
-    beside the study's own. each: maps a job over cases and yields the rows
-    of one case after the other, in any order (default: one long-lived worker process). patience_s: seconds without a
-    sign of life after which the worker is taken to hang. begun: told the run's store before anything is measured.
+    beside the study's own. tune: False keeps kernels from choosing their configuration by measuring. each: maps a job
+    over cases and yields the rows of one case after the other, in any order (default: one long-lived worker process).
+    patience_s: seconds without a sign of life after which the worker is taken to hang. begun: told the run's store
+    before anything is measured.
     Raises KeyError or ValueError for wrong names, StoreError for a folder that cannot be written.
     """
     module = studies[study]
@@ -93,18 +96,22 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
         was = begun_as.options
         size, device, model = size or was["size"], device or was["device"], model or was["model"]
         variants = variants or was["variants"] and [_from_json(v) for v in was["variants"]]
-        also = also or was.get("also", ())
+        also, tune = also or was.get("also", ()), tune and was.get("tune", True)
     size, device = size or "small", device or "cpu"
     if size not in module.SIZES:
         raise ValueError(f"{study} has no size {size!r}; allowed: {', '.join(module.SIZES)}")
     refs = None if variants is None else tuple(VariantRef.of(v) for v in variants)
     cases = list(module.cases(size, device=device, variants=refs, model=model))
+    if not tune:
+        cases = [untuned(case) for case in cases]
     if not resume and (why := no_device(device)):
         raise ValueError(f"nothing of {study} can be measured on {device}: {why}")
     used = {t.variant for case in cases if isinstance(case, Comparison) for t in case.trials}
     options = dict(size=size, device=device, variants=refs and [_to_json(r) for r in refs], model=model)
     if also:
         options["also"] = [probes[name].name for name in also]           # raises for an unknown name
+    if not tune:
+        options["tune"] = False
     sources = [_source(ref) for ref in sorted(used, key=lambda r: (r.ref, r.knobs))]
     store = (_resumed(study, Path(resume), options, sources) if resume
              else RunStore.create(Path(out), study, Manifest(
@@ -131,6 +138,25 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
             results.close()                         # ends the worker now, not when somebody forgets the traceback
         store.close()
     return store
+
+
+def untuned(case: Case) -> Case:
+    """The case, also one around a comparison, with the knob `tune` off in every variant that has it."""
+    if isinstance(case, Comparison):
+        return Comparison(tuple(dict.fromkeys(replace(t, variant=_untuned(t.variant)) for t in case.trials)))
+    if isinstance(getattr(case, "comparison", None), Comparison):
+        return replace(case, comparison=untuned(case.comparison))
+    return case
+
+
+def _untuned(ref: VariantRef) -> VariantRef:
+    if ref.source_file:                             # read, not run: only a worker runs a user's file
+        knobs = {getattr(line.target, "id", "") for line in _class_in(ref.ref).body if isinstance(line, ast.AnnAssign)}
+    else:
+        knobs = getattr(ref.load(), "__dataclass_fields__", {})
+    if "tune" not in knobs:
+        return ref
+    return replace(ref, knobs=(*(knob for knob in ref.knobs if knob[0] != "tune"), ("tune", False)))
 
 
 def in_process(job: Job, cases: Iterable[Case]) -> Iterator[list[dict]]:

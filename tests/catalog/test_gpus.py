@@ -1,8 +1,8 @@
-"""data/gpus.csv builds every GPUSpec in base units; what is unknown stays None."""
+"""data/gpus.csv builds every GPUSpec in base units, data/gpu_formats.csv what they multiply; unknown stays unknown."""
 import pytest
 
 from kvlab.catalog import rows
-from kvlab.catalog.gpus import gpu, gpus
+from kvlab.catalog.gpus import WORDS, format_kinds, format_support, format_target, gpu, gpus
 
 ROWS = rows("gpus.csv")
 
@@ -55,3 +55,64 @@ def test_unknown_accelerator_names_a_near_one():
 
 def test_a_spec_can_be_a_key():
     assert {gpu("T4"): 1}[gpu("t4")] == 1
+
+
+FACTS = rows("gpu_formats.csv")
+
+
+def test_the_table_of_formats_says_one_thing_about_each_target_and_kind():
+    pairs = [(target, kind) for row in FACTS for target in row["targets"].split(";")
+             for kind in row["kinds"].split(";")]
+    assert len(pairs) == len(set(pairs)), sorted(pair for pair in pairs if pairs.count(pair) > 1)
+    known = {format_target(spec) for spec in gpus().values()} | {"*"}
+    assert {target for target, _ in pairs} <= known, "a target that no accelerator of the catalogue has"
+    for row in FACTS:
+        assert row["word"] in WORDS and row["why"] and not row["why"].endswith(".")
+        assert bool(row["product"]) == (row["word"] in ("native", "storage-only")), row
+        assert row["source"] or row["word"] == "unknown", "what is not sourced is unknown"
+
+
+@pytest.mark.parametrize("target", ["7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "gfx90a",
+                                    "gfx942", "gfx950"])
+def test_a_line_stands_for_every_kind_on_every_generation_of_gpus(target):
+    for kind in format_kinds():
+        assert "no line" not in format_support(target, kind).why, kind
+
+
+@pytest.mark.parametrize("target, fmt, word", [
+    ("V100 SXM2 32GB", "bf16", "storage-only"), ("V100 SXM2 32GB", "fp16", "native"), ("T4", "int8/token", "native"),
+    ("A100 SXM4 80GB", "fp8_e4m3/token", "storage-only"), ("L4", "fp8_e4m3", "native"), ("h200", "fp8_e5m2", "native"),
+    ("A100 SXM4 80GB", "int4/token/g32", "native"), ("h200", "int4/token/g32", "storage-only"),
+    ("h200", "kivi4/g32/r128", "storage-only"), ("h200", "nvfp4", "storage-only"), ("8.0", "nvfp4", "unsupported"),
+    ("B200", "nvfp4", "native"), ("RTX 5090", "mxfp4", "native"), ("B300", "int8", "native"),
+    ("MI300X", "fp8_e4m3", "storage-only"), ("MI355X", "fp8_e4m3", "native"), ("MI300X", "fp32", "native"),
+    ("CPU server Xeon", "int8/token", "native"), ("CPU desktop", "bf16", "storage-only"), ("CPU server EPYC", "bf16",
+    "native"), ("h200", "q4_0", "unknown"), ("Apple M4 Max", "bf16", "unknown"), ("h200", "int2/token/g32",
+    "storage-only")])
+def test_known_generations_and_kinds(target, fmt, word):
+    assert format_support(target, fmt).word == word
+
+
+def test_the_articles_fp8_from_ampere_on_is_wrong_by_one_generation():
+    ampere, ada = format_support(gpu("A100 SXM4 80GB"), "fp8_e4m3"), format_support(gpu("L40S"), "fp8_e4m3")
+    assert (ampere.word, ada.word) == ("storage-only", "native") and "8.9" in ampere.why and "fp16" in ampere.product
+
+
+def test_amds_cdna3_multiplies_another_fp8_than_the_one_that_is_stored():
+    found = format_support("gfx942", "fp8_e4m3/token")
+    assert "FNUZ" in found.why and "240" in found.why and found.source
+
+
+def test_of_k_and_v_stored_apart_the_weaker_side_counts():
+    assert format_support("9.0", "bf16+int4/token/g32").kind == "int4"
+    assert format_support("9.0", "bf16+int4/token/g32").word == "storage-only"
+    assert format_support("9.0", "bf16+fp8_e4m3").word == "native"
+
+
+def test_an_unknown_kind_or_accelerator_is_refused_by_name_and_an_unsourced_one_is_unknown():
+    with pytest.raises(KeyError, match="no kind of code named 'fp8'. Did you mean 'fp8_e4m3'"):
+        format_support("9.0", "fp8/token")
+    with pytest.raises(KeyError, match="no gpu named 'H300'"):
+        format_support("H300", "bf16")
+    found = format_support("CPU server Grace", "bf16")
+    assert found.word == "unknown" and "no line about bf16 on Neoverse V2" in found.why
