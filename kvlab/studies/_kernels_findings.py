@@ -127,8 +127,7 @@ def _pages(ok, groups) -> Iterator[Finding]:
                                if size != 16)
             line = own[(own["page_order"] == "in_order") & (own["block_size"] == 16)]
             said = (f"Do pages cost time? {verdict}. {variant} takes {factor(main)} the time of a contiguous cache in "
-                    "blocks of 16 in random order")
-            said += f", {line['value'].iloc[0]:.2f} × in order" if len(line) else ""
+                    "blocks of 16 in random order") + (f", {line['value'].iloc[0]:.2f} × in order" if len(line) else "")
             said += f"; in random blocks {others}" if others else ""
             said += f". The same trial twice differs by {within:.3f} ×" if same else ""
             yield Finding(f"pages:{variant}", said + ".", main["value"], "ratio", main["low"], main["high"],
@@ -290,7 +289,7 @@ def _absent(table) -> Iterator[Finding]:
     there = set(rows[rows["kind"] != "missing"]["variant"])
     gone = rows[~rows["variant"].isin(there)].sort_values("status").drop_duplicates("variant")
     if len(gone):
-        why = {}
+        why: dict[str, list] = {}
         for _, row in gone.iterrows():
             why.setdefault(f"{row['status']}: {row['note'].partition(';')[0].rstrip('.')}", []).append(row["variant"])
         said = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in why.items())

@@ -48,8 +48,8 @@ SWEPT = tuple(2**n * KiB for n in range(6, 13))                      # simulated
 NEAR, NEAR_SWEPT = (76, 80), tuple(n * KiB for n in (256, 512, 1024))    # q_len: K and scores take 506 and 528 KiB
 # what gives bytes; each runs or says why not
 COUNTERS = (Gpm(), Ncu(), Callgrind(cache_bytes=1 * MiB), Perf())
-GPU_DECODE = ("naive", "naive_repeat", "sdpa", "paged", "flash_attn")
-GPU_PREFILL = ("naive", "sdpa", "flash_attn")
+GPU_DECODE = ("naive", "naive_repeat", "sdpa", "paged_gather", "triton_paged", "flash_attn")
+GPU_PREFILL = ("naive", "sdpa", "triton_flash", "flash_attn")
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _on_cpu(size, device, variants) -> Iterator[Case]:
         yield from (Behind(near, cache_bytes) for cache_bytes in NEAR_SWEPT)
     step = Workload.decode(AttentionShape(8, 1, 64), kv_len=16384)
     prompt = Workload.prefill(AttentionShape(4, 1, 64), q_len=32, kv_len=4096)
-    for case in (_compared(step, ("naive", "naive_repeat", "sdpa", "paged"), device),
+    for case in (_compared(step, ("naive", "naive_repeat", "sdpa", "paged", "paged_gather"), device),
                  _compared(prompt, ("naive", "sdpa"), device)):
         yield case                                                   # behind 1 MiB, as COUNTERS say
         yield from (Behind(case, cache_bytes) for cache_bytes in (256 * KiB, 4 * MiB))

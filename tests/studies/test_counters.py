@@ -57,7 +57,7 @@ def test_a_gpu_gets_torchs_variants_in_bf16_with_reads_of_twice_its_cache():
         reads = sum(t_bytes for t_bytes in list(case.touched_bytes().values())[:1])
         queries = sum(case.workload.q_lens) * case.workload.shape.num_q_heads * case.workload.shape.head_dim * 2
         assert reads + queries >= 2 * H200_L2
-        assert any(t.layout.block_size == 16 for t in case.trials) == ("paged" in names(case))
+        assert any(t.layout.block_size == 16 for t in case.trials) == ("paged_gather" in names(case))
     assert all(op.dtype == "bf16" and op.device == "cuda" for op in cases("small", device="cuda")
                if isinstance(op, Operation))
 
