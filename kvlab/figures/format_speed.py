@@ -104,6 +104,6 @@ def _steps(ax, rows, steps, style) -> list[Line2D]:
     model = steps["model"].iloc[0].rpartition("/")[2]
     ax.set(xlim=(batches[0] / 1.3, batches[-1] * 2.2), ylim=(0, None), xlabel="batch (sequences); by line: context",
            ylabel=f"step in bf16 ÷ in {first}, − 1")
-    ax.set_title(f"a whole step of {model}, by bytes alone", fontsize=8)
+    ax.set_title(f"a step of {model}, by bytes", fontsize=8)
     return [Line2D([], [], color=GREY, lw=0.9, ms=3, marker="o", markerfacecolor="white",
                    label=f"(W + K) ÷ (W + K in {first}) (modelled)"), *handles]

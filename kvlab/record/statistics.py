@@ -80,7 +80,7 @@ def aa_resolution(rows: pd.DataFrame) -> tuple[float, float, float] | None:
         first = group[group["replica"] == 0]
         for column in SAME:                                         # a variant may stand there in several layouts
             if column in first:
-                first = first[first[column].astype(str) == str(again[column].iloc[0])]     # no blocks: NaN is one too
+                first = first[first[column].map(str) == str(again[column].iloc[0])]        # as text: no blocks is NA
         if len(first) == 1:
             a, b = first.iloc[0], again.iloc[0]
             return a["value"] / b["value"], a["low"] / b["high"], a["high"] / b["low"]

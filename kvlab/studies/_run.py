@@ -143,7 +143,8 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
 def untuned(case: Case) -> Case:
     """The case, also one around a comparison, with the knob `tune` off in every variant that has it."""
     if isinstance(case, Comparison):
-        return Comparison(tuple(dict.fromkeys(replace(t, variant=_untuned(t.variant)) for t in case.trials)))
+        # replace keeps a study's own kind of comparison, which says how it is run
+        return replace(case, trials=tuple(dict.fromkeys(replace(t, variant=_untuned(t.variant)) for t in case.trials)))
     if isinstance(getattr(case, "comparison", None), Comparison):
         return replace(case, comparison=untuned(case.comparison))
     return case

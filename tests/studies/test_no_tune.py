@@ -154,3 +154,11 @@ def test_the_commands_pass_it_on(monkeypatch, tmp_path):
     for options, ref in (((), KEPT), (("--no-tune",), OFF)):
         found = told.invoke(app, ["measure", "--variant", "triton_flash", "--kv-len", "32", *options])
         assert "cannot compute this call: no GPU here" in str(found.exception) and refs(given["cases"][0]) == [ref]
+
+
+def test_a_studys_own_kind_of_comparison_stays_what_it_is():
+    from kvlab.studies.kernels import SideBySide, cases
+    own = SideBySide((trial("triton_flash", WORKLOAD), trial("naive", WORKLOAD)))
+    assert type(untuned(own)) is SideBySide and [t.variant for t in untuned(own).trials] == [OFF, VariantRef("naive")]
+    for case in cases("smoke"):
+        assert type(untuned(case)) is type(case)
