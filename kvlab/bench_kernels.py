@@ -21,7 +21,7 @@ def gates() -> list[tuple]:
     contiguous = partial(_calls, "paged")
     torchs = partial(_calls, "sdpa")
     return [
-        ("read of the same bytes ÷ paged, MHA 4096", ">= 0.75",
+        ("read of as many bytes ÷ paged, MHA 4096", ">= 0.75",
          lambda: _in_turn(_read, contiguous, 32, 4096)),
         ("sdpa ÷ paged, MHA 4096", ">= 1.2", lambda: _in_turn(torchs, contiguous, 32, 4096)),
         ("sdpa ÷ paged, ratio 8, kv_len 8192", ">= 1", lambda: _in_turn(torchs, contiguous, 4, 8192)),
@@ -59,7 +59,7 @@ def _calls(variant: str, kv_heads: int, kv_len: int, copies: int, *, threads: in
 
 
 def _read(kv_heads: int, kv_len: int, copies: int) -> tuple[int, list]:
-    """Every byte of K and V of that shape once, by torch's fastest reduction."""
+    """As many bytes as K and V of that shape hold, once, by torch's fastest reduction."""
     import torch
     pairs = [torch.randn(2, kv_heads, kv_len, 128) for _ in range(copies)]
 

@@ -240,7 +240,7 @@ class Comparison:
         w, s, stored = self.workload, self.workload.shape, 0
         for name, layout in self.cache_bytes():
             fmt = kv_format(name)
-            block_size = layout.block_size or _longest_block(w, fmt)
+            block_size = layout.block_size or longest_block(w, fmt)
             blocks = sum(-(-n // block_size) for n in w.kv_lens) + (layout.block_size is not None)      # the null block
             stored += fmt.allocated(blocks, block_size, w.batch_size, s)
         q = sum(w.q_lens) * s.num_q_heads * s.head_dim * self.trials[0].itemsize
@@ -300,7 +300,7 @@ def calibrated(trial: Trial, fmt: KVFormat) -> KVFormat:
     return fmt.calibrate(k_SKD, v_SKE)
 
 
-def _longest_block(workload: Workload, fmt: KVFormat) -> int:
+def longest_block(workload: Workload, fmt: KVFormat) -> int:
     """Slots of the one block that a contiguous layout gives each sequence: room for the longest, in whole groups."""
     group = fmt.token_group(workload.shape)
     return -(-max(workload.kv_lens) // group) * group
@@ -310,7 +310,7 @@ def _encode(trial: Trial, fmt: KVFormat, layout: Layout, q_TQD, k, v, seed: int)
     import torch
     w = trial.workload
     tables, num_blocks = block_tables(w, layout, seed)
-    block_size = layout.block_size or _longest_block(w, fmt)
+    block_size = layout.block_size or longest_block(w, fmt)
     cache = KVCache(w.shape, fmt, num_blocks, block_size, order=layout.order, device=trial.device,
                     sequences=w.batch_size)
     for b, (table, k_SKD, v_SKD) in enumerate(zip(tables, k, v)):

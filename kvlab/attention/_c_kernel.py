@@ -20,7 +20,7 @@ class Shape(ctypes.Structure):
 @cache
 def library() -> ctypes.CDLL:
     """The kernels. Raises CannotCompile."""
-    loaded = ctypes.CDLL(str(compiled.compiled((SOURCE,), shared=True)))
+    loaded = compiled.loaded((SOURCE,))
     for name in ("c_naive", "c_flash", "c_decode"):
         getattr(loaded, name).argtypes = [ctypes.POINTER(Shape)] + [ctypes.c_void_p] * 5
         getattr(loaded, name).restype = None
@@ -42,7 +42,13 @@ def c_why_not(trial) -> str | None:
         return "kvlab's C kernels read caches in head order only; use sdpa, or Layout(order='head')"
     if trial.workload.shape.softcap is not None:
         return "kvlab's C kernels have no soft-capping; use naive or flash"
-    return contiguous_only(trial) or compiled.why_not((SOURCE,), shared=True)
+    if why := contiguous_only(trial):
+        return why
+    try:
+        library()
+    except compiled.CannotCompile as error:
+        return str(error)
+    return None
 
 
 def shapes(trial, tiles: tuple[int, int]) -> list[Shape]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvlab.attention._base import longest_block
 from kvlab.kernels.stored import Stored, check_blocks
 from kvlab.kv.formats._scaled import Scaled
 
@@ -52,9 +53,14 @@ def _stored(codec, width: int, arrays: tuple[Tensor, ...], cache: KVCache) -> St
                   channels=grain.channels or width)
 
 
+def slots_per_block(trial: Trial) -> int:
+    """Tokens for which a block of the trial's cache has room, a contiguous one's included."""
+    return trial.layout.block_size or longest_block(trial.workload, trial.format)
+
+
 def tables(inputs: Inputs) -> Tensor:
-    """The block table in int32, checked: a kernel never looks outside the cache."""
+    """The block table in int32, row after row, checked: a kernel never looks outside the cache."""
     import torch
     cache = inputs.cache
     check_blocks(inputs.block_table, inputs.kv_lens, cache.block_size, len(cache.k_arrays[0]))
-    return inputs.block_table.to(torch.int32)
+    return inputs.block_table.to(torch.int32).contiguous()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvlab.attention._oracle import least_cost, not_found
-from kvlab.attention._stored import kind_of, stored_sides, tables
+from kvlab.attention._stored import kind_of, slots_per_block, stored_sides, tables
 from kvlab.attention._variant import Cost
 from kvlab.attention.paged import Paged
 from kvlab.attention.triton_paged import TritonPaged
@@ -133,7 +133,7 @@ def _kept(trial, group: int, ranges) -> int:
     s, lengths = trial.workload.shape, tuple(end - first for first, end in ranges)
     rows = len(ranges) * s.num_kv_heads * group
     if not _on_gpu(trial):
-        count = cpu_decode.plan(trial.layout.block_size or max(lengths), s.num_kv_heads, lengths, trial.threads)[1]
+        count = cpu_decode.plan(slots_per_block(trial), s.num_kv_heads, lengths, trial.threads)[1]
         return 4 * rows * (s.head_dim + count * (s.v_dim + 2))
     config = candidates(group, [(kind_of(c), width) for c, width in trial.format.sides(s)], trial.itemsize)[0]
     programs = len(ranges) * s.num_kv_heads * -(-group // config.rows)

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvlab.attention._oracle import least_cost, not_found
-from kvlab.attention._stored import not_stored, stored_sides, tables
+from kvlab.attention._stored import not_stored, slots_per_block, stored_sides, tables
 from kvlab.attention._variant import Cost
 from kvlab.attention.paged_gather import PagedGather
 from kvlab.kernels import cpu_decode
 from kvlab.kv.cache import Layout
+
+WIDEST = 4096                   # channels of a head: rows that are decoded once for many query heads lie on the stack
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Paged:
             return "it takes one query token per sequence"
         if why := not_stored(trial, cpu_decode.KINDS):
             return why
+        if max(trial.workload.shape.head_dim, trial.workload.shape.v_dim) > WIDEST:
+            return f"it takes heads of up to {WIDEST} channels"
         grains = [getattr(codec, "grain", None) for codec, _ in trial.format.sides(trial.workload.shape)]
         if any(grain and grain.channels not in (None, 1) or grain and grain.channels and not grain.static
                for grain in grains):
@@ -52,13 +56,12 @@ class Paged:
         why = self.not_in_place(trial)
         if why:
             return f"blocks gathered by torch, not read in place by kvlab's kernel: {why}"
-        return f"kvlab's C kernel{cpu_decode.level()}, {self._splits(trial)} parts per sequence, blocks read in place"
+        return f"kvlab's {cpu_decode.built()}, {self._splits(trial)} parts per sequence, blocks read in place"
 
     def _splits(self, trial) -> int:
         w = trial.workload
         lengths = tuple(n - w.first_visible(b) for b, n in enumerate(w.kv_lens))
-        return cpu_decode.plan(trial.layout.block_size or max(w.kv_lens), w.shape.num_kv_heads, lengths,
-                               trial.threads)[1]
+        return cpu_decode.plan(slots_per_block(trial), w.shape.num_kv_heads, lengths, trial.threads)[1]
 
     def prepare(self, trial, inputs):
         import torch

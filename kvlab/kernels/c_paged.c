@@ -149,9 +149,11 @@ static void soften(const Shape *s, const float *k_scale, const float *v_scale, i
         x[i] = -INFINITY;
     if (s->softcap > 0)
         for (int i = 0; i < CHUNK; i += L) {
-            vf y = *(vf *)(x + i) * (1.0f / s->softcap), away = either(y < 0, -y, y);
+            vf y = *(vf *)(x + i) * (1.0f / s->softcap), away = either(y < 0, -y, y), square = y * y;
             vf shrunk = power(away * -2.88539008f);                             /* exp(-2 |y|) */
-            vf capped = (1.0f - shrunk) / (1.0f + shrunk) * (s->softcap * 1.44269504f);
+            vf far = (1.0f - shrunk) / (1.0f + shrunk);
+            vf near = away * (1.0f - square * (0.33333333f - square * (0.13333333f - square * 0.05396825f)));
+            vf capped = either(away < 0.1f, near, far) * (s->softcap * 1.44269504f);    /* near 0 the quotient cancels */
             *(vf *)(x + i) = either(y < 0, -capped, capped);
         }
     for (int i = 0; i < n; i++)
@@ -281,7 +283,17 @@ static int attend(const Shape *s, const Side *ks, const Side *vs, const float *q
     return bad;
 }
 
-/* Bytes of nothing: floats that a call needs beside its output: q as it is multiplied, and each split's results. */
+/* Whether it was compiled to use several threads. */
+int c_paged_threads(void)
+{
+#ifdef _OPENMP
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+/* Floats that a call needs beside its output: q as it is multiplied, and each part's results. */
 long c_paged_space(const Shape *s, long splits)
 {
     return s->B * s->K * s->G * (s->D + splits * (s->E + 2));

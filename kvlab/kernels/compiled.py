@@ -1,6 +1,7 @@
 """C files compiled at first use, into the user's cache folder: nothing is built at install, nothing is built twice."""
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import platform
 import shutil
@@ -62,14 +63,25 @@ def compiled(sources: tuple[Path, ...], *, shared: bool, flags: tuple[str, ...] 
             made = folder / place.name
             ended = run([where, *flags, str(sources[0]), "-o", str(made), "-lm"], timeout_s=TIMEOUT_S)
             if ended.how or not made.is_file():
-                told = next((line for line in ended.stderr.splitlines() if "error" in line), "")
+                told = ended.stderr.splitlines()
+                why = next((line for line in told if "cannot find" in line or "error: " in line), "")
                 raise CannotCompile(f"{Path(where).name} {ended.how or 'left no file'} on {sources[0].name}"
-                                    f"{told and ': ' + told.rpartition('error: ')[2]}")
+                                    f"{why and ': ' + why.rpartition('error: ')[2]}")
             settle(made, place)
     except OSError as error:
         raise CannotCompile(f"{sources[0].name} cannot be compiled into {place.parent} ({error.strerror or error}); "
                             "set KVLAB_CACHE to a folder that can be written") from None
     return place
+
+
+def loaded(sources: tuple[Path, ...], flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """The library made from these files, in this process. Raises CannotCompile."""
+    place = compiled(sources, shared=True, flags=flags)
+    try:
+        return ctypes.CDLL(str(place))
+    except OSError as error:                            # cut short by a full disk, say, or a folder without execution
+        raise CannotCompile(f"{place} was compiled and cannot be loaded ({error}); delete it, or set KVLAB_CACHE to "
+                            "another folder") from None
 
 
 def why_not(sources: tuple[Path, ...], *, shared: bool, flags: tuple[str, ...] = ()) -> str | None:

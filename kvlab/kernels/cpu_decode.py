@@ -49,22 +49,29 @@ def flags() -> tuple[str, ...]:
     return ("-fopenmp", *((f"-march={level}",) if level else ()))
 
 
-def level() -> str:
-    """The instructions it is compiled for, in brackets, where that is chosen: " (x86-64-v4)"."""
-    return "".join(f" ({flag.removeprefix('-march=')})" for flag in flags() if flag.startswith("-march="))
+def built() -> str:
+    """How it was compiled, in words: "C kernel (x86-64-v4)", "C kernel, one thread: compiled without OpenMP"."""
+    chosen = "".join(f" ({flag.removeprefix('-march=')})" for flag in flags() if flag.startswith("-march="))
+    return f"C kernel{chosen}" + ("" if library().c_paged_threads() else ", one thread: compiled without OpenMP")
 
 
 @cache
 def _loaded(given: tuple[str, ...]) -> ctypes.CDLL | str:
-    """The kernel compiled with those flags, or why there is none: a compiler that fails is not asked for every call."""
-    if why := compiled.why_not(SOURCES, shared=True, flags=given):
-        return why
-    loaded = ctypes.CDLL(str(compiled.compiled(SOURCES, shared=True, flags=given)))
-    loaded.c_paged.argtypes = [ctypes.POINTER(Shape), ctypes.POINTER(Side), ctypes.POINTER(Side), ctypes.c_void_p,
-                               ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p,
-                               ctypes.c_void_p, ctypes.c_void_p]
-    loaded.c_paged_space.argtypes, loaded.c_paged_space.restype = [ctypes.POINTER(Shape), ctypes.c_long], ctypes.c_long
-    return loaded
+    """The kernel compiled with those flags, or why there is none: a compiler that fails is not asked for every call.
+
+    Without OpenMP, which a compiler may lack (Apple's), it is compiled for one thread.
+    """
+    try:
+        found = compiled.loaded(SOURCES, given)
+    except compiled.CannotCompile as error:
+        if "-fopenmp" not in given or isinstance(serial := _loaded(tuple(f for f in given if f != "-fopenmp")), str):
+            return str(error)
+        return serial
+    found.c_paged.argtypes = [ctypes.POINTER(Shape), ctypes.POINTER(Side), ctypes.POINTER(Side), ctypes.c_void_p,
+                              ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p,
+                              ctypes.c_void_p, ctypes.c_void_p]
+    found.c_paged_space.argtypes, found.c_paged_space.restype = [ctypes.POINTER(Shape), ctypes.c_long], ctypes.c_long
+    return found
 
 
 def why_not() -> str | None:
@@ -134,10 +141,3 @@ def _side(stored: Stored) -> Side:
         side.tokens = stored.tokens
     return side
 
-
-def reads(stored: Stored) -> bool:
-    """Whether the kernel decodes that: a scale per token, block or head, or one per channel of the whole cache."""
-    if stored.kind not in KINDS or stored.zero is not None:
-        return False
-    whole = stored.scale is None or stored.channels >= stored.width
-    return whole or stored.channels == 1 and stored.scale.shape[2] == 1 and stored.scale.stride(0) == 0

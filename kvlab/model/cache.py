@@ -56,9 +56,10 @@ class Attention:
         return self.formats[layer].depends_on_later(self.shapes[layer])
 
     def _attend(self, layer: int, variant: VariantRef, layout: Layout, inputs: Inputs) -> Tensor:
+        import torch
         shape, fmt = self.shapes[layer], inputs.cache.format
         one = trial(variant, Workload(shape, inputs.q_lens, inputs.kv_lens), kv_format=fmt.name, layout=layout,
-                    dtype=self.dtype, device=self.device)
+                    dtype=self.dtype, device=self.device, threads=torch.get_num_threads())
         kind = (shape, fmt.name, variant, frozenset((q == 1, q == n, n > (shape.window or n))
                                                     for q, n in zip(inputs.q_lens, inputs.kv_lens)))
         if kind not in self._runnable:                  # once for every kind of call, not for every length

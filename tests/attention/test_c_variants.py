@@ -60,6 +60,7 @@ def test_several_query_tokens_are_no_decode_step(built):
 @pytest.mark.parametrize("name", NAMES)
 def test_without_a_compiler_it_says_so(name, tmp_path, monkeypatch):
     compiled.compiler.cache_clear()
+    library.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "no C compiler answers here" in trial(name, DECODE).why_not()
     monkeypatch.undo()

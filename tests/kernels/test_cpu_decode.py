@@ -45,8 +45,8 @@ def exact(one, inputs):
 def run(one, inputs, threads=1, firsts=None, kv_lens=None, table=None):
     """(output, log-sum-exp) of the kernel itself."""
     w = one.workload
+    assert Paged().not_in_place(one) is None
     k, v = stored_sides(inputs.cache)
-    assert cpu_decode.reads(k) and cpu_decode.reads(v)
     out = torch.full((w.batch_size, w.shape.num_q_heads, w.shape.v_dim), float("nan"), dtype=one.torch_dtype)
     lse = torch.full(out.shape[:2], float("nan"))
     cpu_decode.decode(inputs.q_TQD, k, v, tables(inputs) if table is None else table,
@@ -58,8 +58,9 @@ def run(one, inputs, threads=1, firsts=None, kv_lens=None, table=None):
 SHAPES = {"MHA": AttentionShape(4, 4, 128), "GQA": GQA, "MQA": AttentionShape(32, 1, 64),
           "ratio 3": AttentionShape(6, 2, 80), "odd widths": AttentionShape(5, 1, 37, v_head_dim=21),
           "latent": AttentionShape(8, 1, 72, v_head_dim=64, v_in_k=True), "window": replace(GQA, window=33),
-          "soft-cap": replace(GQA, softcap=0.7), "256": AttentionShape(2, 1, 256), "112": AttentionShape(2, 2, 112),
-          "MLA": AttentionShape(16, 1, 576, v_head_dim=512, v_in_k=True)}
+          "soft-cap": replace(GQA, softcap=0.7),
+          "wide soft-cap": replace(GQA, softcap=1000.0), "256": AttentionShape(2, 1, 256),
+          "112": AttentionShape(2, 2, 112), "MLA": AttentionShape(16, 1, 576, v_head_dim=512, v_in_k=True)}
 FORMATS = ("fp32", "fp16", "bf16", "int8/token", "int8/block16", "int8/head", "int8/tensor", "int8/channel", "fp8_e4m3",
            "fp8_e4m3/token", "fp8_e4m3/channel", "fp8_e5m2", "fp8_e5m2/head", "bf16+int8/token")
 
@@ -190,6 +191,62 @@ def test_a_query_that_is_not_contiguous_is_read_as_what_it_says():
     wide[..., ::2] = inputs.q_TQD
     inputs.q_TQD = wide[..., ::2]
     assert torch.equal(run(one, inputs)[0], whole)
+
+
+def test_a_block_table_that_is_a_transposed_view_is_read_as_what_it_says():
+    one = trial("paged", Workload(GQA, (1,) * 3, (40, 33, 40)), layout=RANDOM)
+    inputs = inputs_of(one)
+    whole = run(one, inputs)[0]
+    inputs.block_table = inputs.block_table.t().contiguous().t()
+    assert inputs.block_table.stride() == (1, 3)
+    assert torch.equal(Paged().prepare(one, inputs)(), whole)
+
+
+def test_the_parts_that_are_told_are_those_of_the_caches_own_blocks(monkeypatch):
+    """A contiguous block of int8/block16 has room for whole groups: 1,024 slots for 1,020 tokens."""
+    one = trial("paged", Workload.decode(AttentionShape(4, 2, 16), kv_len=1020), kv_format="int8/block16",
+                layout=Layout(), threads=2)
+    seen, plan = [], cpu_decode.plan
+    monkeypatch.setattr(cpu_decode, "plan", lambda *a: seen.append(a) or plan(*a))
+    one.prepare([inputs_of(one)])[0]()
+    told = one.ran
+    assert seen[0] == seen[1] and f"{plan(*seen[0])[1]} parts per sequence" in told
+
+
+def test_a_compiler_without_openmp_gives_one_thread_and_the_row_says_so(monkeypatch):
+    real = compiled.loaded
+
+    def without(sources, flags=()):
+        if "-fopenmp" in flags:
+            raise compiled.CannotCompile("cc failed on c_paged.c: cannot find -lomp")
+        return real(sources, flags)
+    monkeypatch.setattr(compiled, "loaded", without)
+    cpu_decode._loaded.cache_clear()
+    try:
+        one = trial("paged", Workload(GQA, (1,), (300,)), layout=RANDOM, threads=2)
+        inputs = inputs_of(one)
+        assert "one thread: compiled without OpenMP" in one.ran and one.format_path == "native"
+        assert torch.allclose(one.prepare([inputs])[0]().double(), exact(one, inputs)[0], rtol=0, atol=2e-6)
+    finally:
+        cpu_decode._loaded.cache_clear()
+
+
+def test_a_library_that_cannot_be_loaded_is_a_sentence_and_torchs_way(monkeypatch, tmp_path):
+    broken = tmp_path / "c_paged-0.so"
+    broken.write_bytes(b"cut short")
+    monkeypatch.setattr(compiled, "compiled", lambda *a, **k: broken)
+    cpu_decode._loaded.cache_clear()
+    try:
+        one = trial("paged", Workload(GQA, (1,), (40,)), layout=RANDOM)
+        assert "cannot be loaded" in one.ran and "delete it, or set KVLAB_CACHE" in one.ran
+        assert one.format_path == "gathered" and one.why_not() is None
+    finally:
+        cpu_decode._loaded.cache_clear()
+
+
+def test_heads_too_wide_for_the_stack_are_gathered():
+    one = trial("paged", Workload(AttentionShape(1, 1, 5000), (1,), (4,)), layout=RANDOM)
+    assert "up to 4096 channels" in one.ran
 
 
 def test_work_is_shared_so_that_one_sequence_with_one_head_keeps_all_threads_busy():
