@@ -104,8 +104,8 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
             batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
             q_len: Annotated[int, typer.Option(help="New tokens per sequence; 1 = decode.")] = 1,
             window: Annotated[int | None, typer.Option(help="Sliding window in tokens.")] = None,
-            shared_prefix: Annotated[int, typer.Option(help="Leading tokens that all sequences have in common; their "
-                                                            "blocks lie there once if the block size divides it.")] = 0,
+            shared_prefix: Annotated[int, typer.Option(help="Leading tokens that all sequences have in common, stored "
+                                                            "once; a multiple of the block size.")] = 0,
             latent: Annotated[int | None, typer.Option(help="Absorbed MLA: V is the first so many channels of K; "
                                                             "needs --kv-heads 1.")] = None,
             kv_format: Annotated[str | None, typer.Option(help="Default: the trial's dtype.")] = None,
@@ -126,6 +126,9 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
     from kvlab.shapes import AttentionShape, Workload
     from kvlab.studies._run import Job, untuned
     from kvlab.studies._worker import worker_each
+    if latent is not None and (kv_heads != 1 or not 0 < latent <= head_dim):
+        raise ValueError(f"--latent {latent} is a part of the one head of K: it needs --kv-heads 1 (got {kv_heads}) "
+                         f"and 1 … --head-dim {head_dim}; DeepSeek's is --kv-heads 1 --head-dim 576 --latent 512")
     shape = AttentionShape(q_heads, kv_heads, head_dim, latent, latent is not None, window)
     if batch < 1:
         raise ValueError(f"--batch {batch} must be at least 1")
@@ -137,8 +140,12 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
         if layout.block_size is None:
             raise ValueError(f"--page-order needs blocks, and {variant} has a contiguous cache: give --block-size too")
         layout = replace(layout, page_order=page_order)
+    if layout.block_size and shared_prefix % layout.block_size:
+        less = shared_prefix - shared_prefix % layout.block_size
+        raise ValueError(f"--shared-prefix {shared_prefix} is no multiple of the block size {layout.block_size}; take "
+                         f"{f'{less} or ' if less else ''}{less + layout.block_size}, or another --block-size")
     if layout.block_size:
-        layout = replace(layout, share_prefix=shared_prefix > 0 and shared_prefix % layout.block_size == 0)
+        layout = replace(layout, share_prefix=shared_prefix > 0)
     one = trial(variant, workload, kv_format=kv_format, layout=layout, dtype=dtype, device=device, threads=threads,
                 seed=seed, data=data)
     if not tune:
@@ -215,7 +222,7 @@ def run(study: Annotated[str, typer.Argument(help="A name from `kvlab ls studies
     print_findings(getattr(studies[study], "findings", lambda table: [])(table))
     print_failures(table)
     _draw_all(study, store.path)
-    print(f"\nNext: kvlab report {store.path}")
+    print(f"\nNext: kvlab report {store.path}, or kvlab figure {study} --run {store.path}")
     print(store.path)
     return _exit_code(table[["status"]].to_dict("records"))
 

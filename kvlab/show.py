@@ -70,9 +70,14 @@ def print_readings(rows, one) -> None:
     """The wide row, standing upright: metric, value, interval, kind, and what there is to say about it."""
     w, size = one.workload, one.layout.block_size
     blocks = "contiguous" if size is None else f"in blocks of {size}, {one.layout.page_order}"
+    s, path = w.shape, next((r["format_path"] for r in rows if r.get("format_path")), "")
+    more = [f"V the first {s.v_dim} channels of K" if s.v_in_k else "", f"window {s.window}" if s.window else "",
+            f"shared prefix {w.shared_prefix}" + ("" if one.layout.share_prefix else " (stored once per sequence)")
+            if w.shared_prefix else ""]
     print(f"{printable(one.variant.label)}: {w.phase}, batch {w.batch_size}, q_len {max(w.q_lens)}, "
-          f"kv_len {max(w.kv_lens)}, {w.shape.num_q_heads}/{w.shape.num_kv_heads} heads × {w.shape.head_dim}, "
-          f"K/V {one.kv_format} {blocks}, {one.dtype} on {one.device}; "
+          f"kv_len {max(w.kv_lens)}, {s.num_q_heads}/{s.num_kv_heads} heads × {s.head_dim}, "
+          f"{''.join(f'{words}, ' for words in more if words)}K/V {one.kv_format} {blocks}{path and f', {path}'}, "
+          f"{one.dtype} on {one.device}, {one.threads} thread{'s' * (one.threads > 1)}; "
           f"{next((r['hardware'] for r in rows if r['hardware']), '')}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("metric", "value", "interval", "kind", "remark"):

@@ -35,8 +35,8 @@ class Cascade:
         if w.phase != "decode":
             return "cascade computes decode steps only, one query token per sequence; use paged"
         if not trial.layout.share_prefix:
-            return ("cascade attends once to a prefix that is stored once: give a workload with a shared_prefix and a "
-                    "layout with share_prefix=True, or use paged")
+            return ("cascade attends once to a prefix that is stored once: give --shared-prefix, a multiple of the "
+                    "block size (in Python shared_prefix and Layout(…, share_prefix=True)), or use paged")
         if len({min(w.shared_prefix, w.first_visible(b)) for b in range(w.batch_size)}) > 1:
             return ("cascade attends to the prefix once for all, and here the window hides more of it from one "
                     "sequence than from another; give equal kv_lens, or use paged")
@@ -47,6 +47,10 @@ class Cascade:
 
     def format_path(self, trial) -> str:
         return "native"
+
+    def ran(self, trial) -> str:
+        once = f"{trial.workload.shared_prefix:,} tokens attended once for {trial.workload.batch_size} sequences"
+        return once if _on_gpu(trial) else f"kvlab's {cpu_decode.built()}; {once}"
 
     def prepare(self, trial, inputs):
         import torch

@@ -34,7 +34,7 @@ class MlaExpand:
     def why_not(self, trial):
         if not trial.workload.shape.v_in_k:
             return ("expands latents, of which V is a view of K, and this shape stores V apart; use sdpa, or a shape "
-                    "with v_in_k")
+                    "with v_in_k, --latent on the command line")
         return sdpa_why_not(trial)
 
     def ran(self, trial) -> str:

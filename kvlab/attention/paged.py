@@ -48,15 +48,14 @@ class Paged:
         return cpu_decode.why_not()
 
     def format_path(self, trial) -> str:
-        if self.not_in_place(trial) is None:
-            return "native"
-        return "gathered" if trial.kv_format == trial.dtype else "decoded"
+        return PagedGather().format_path(trial) if self.not_in_place(trial) else "native"
 
     def ran(self, trial) -> str:
         why = self.not_in_place(trial)
         if why:
             return f"blocks gathered by torch, not read in place by kvlab's kernel: {why}"
-        return f"kvlab's {cpu_decode.built()}, {self._splits(trial)} parts per sequence, blocks read in place"
+        parts = self._splits(trial)
+        return f"kvlab's {cpu_decode.built()}, {parts} part{'s' * (parts > 1)} per sequence, blocks read in place"
 
     def _splits(self, trial) -> int:
         w = trial.workload

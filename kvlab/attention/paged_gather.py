@@ -24,6 +24,9 @@ class PagedGather:
     def why_not(self, trial):
         return NO_SOFTCAP if trial.workload.shape.softcap is not None else None
 
+    def format_path(self, trial) -> str:
+        return "gathered" if trial.kv_format == trial.dtype else "decoded"
+
     def prepare(self, trial, inputs):
         import torch
         w, shape, cache = trial.workload, trial.workload.shape, inputs.cache

@@ -8,7 +8,7 @@ from kvlab.attention._native import capability
 from kvlab.attention._oracle import least_cost
 from kvlab.attention._stored import stored_sides, tables
 from kvlab.attention._variant import Cost
-from kvlab.kernels.triton_tuning import Config, pick, told
+from kvlab.kernels.triton_tuning import Config, pick, power, told
 from kvlab.libraries import library
 
 TILE_BYTES = 20                         # what a tile is told of its place
@@ -58,7 +58,8 @@ class TritonFlash:
 
         choice = candidates(trial.dtype, max(s.head_dim, s.v_dim), capability(trial.device) or (8, 0),
                             paged=block_table.shape[1] > 1)
-        config = pick(self._key(trial), choice, launch, self.tune)
+        with torch.cuda.device_of(inputs.q_TQD):
+            config = pick(self._key(trial), choice, launch, self.tune)
         kernel.tiles(w.q_lens, w.kv_lens, s.group_ratio, config.rows, inputs.q_TQD.device)      # not in the first call
         return lambda: launch(config)
 
@@ -66,7 +67,10 @@ class TritonFlash:
         return told(self._key(trial))
 
     def _key(self, trial):
-        return self, trial.device, trial.dtype, trial.workload, trial.layout
+        w, block = trial.workload, trial.layout.block_size
+        paged = block is not None and max(w.kv_lens) > block        # other candidates
+        return (self, trial.device, trial.dtype, w.shape, trial.layout, w.batch_size, power(w.q_lens), power(w.kv_lens),
+                paged)
 
     def cost(self, trial, cache_bytes=0) -> Cost:
         """K and V are read once per tile of rows, head by head; of the masked cells those in a tile are computed."""

@@ -10,7 +10,7 @@ from kvlab.attention._stored import kind_of, not_stored, stored_sides, tables
 from kvlab.attention._variant import Cost
 from kvlab.kernels.decode_tiles import MOST_PARTS, candidates, multiprocessors, splits
 from kvlab.kernels.stored import CODES
-from kvlab.kernels.triton_tuning import pick, told
+from kvlab.kernels.triton_tuning import pick, power, told
 from kvlab.kv.cache import Layout
 from kvlab.libraries import library
 
@@ -67,14 +67,16 @@ class TritonPaged:
                           workspace=inputs.workspace, config=config)
             return out_BQE
 
-        config = pick(self._key(trial), self._candidates(trial), launch, self.tune)
+        with torch.cuda.device_of(inputs.q_TQD):
+            config = pick(self._key(trial), self._candidates(trial), launch, self.tune)
         return lambda: launch(config)
 
     def ran(self, trial) -> str:
         return told(self._key(trial))
 
     def _key(self, trial):
-        return self, trial.device, trial.dtype, trial.kv_format, trial.workload, trial.layout
+        w = trial.workload
+        return (self, trial.device, trial.dtype, trial.kv_format, w.shape, trial.layout, w.batch_size, power(w.kv_lens))
 
     def _candidates(self, trial):
         s = trial.workload.shape
@@ -83,7 +85,8 @@ class TritonPaged:
     def cost(self, trial, cache_bytes=0) -> Cost:
         """K and V are read once per KV head, block tables and lengths beside them; parts are written and read again.
 
-        Query heads of a group that fill no tile of 16 are computed as if they did, which is what matrix units do.
+        Query heads of a group that fill no tile of 16 are computed as if they did, which is what matrix units do. The
+        parts are those of the default configuration; one that was tuned may have others.
         """
         w, s, block, config = trial.workload, trial.workload.shape, trial.layout.block_size, self._candidates(trial)[0]
         firsts = [w.first_visible(b) for b in range(w.batch_size)]

@@ -18,6 +18,8 @@ def question(rows: pd.DataFrame) -> pd.Series:
     timed = rows[rows["metric"].isin(["latency_s", "to_contiguous"])]
     layouts = timed[timed["block_size"].notna()].groupby("comparison_id")[["block_size"]].nunique()["block_size"]
     phase = rows.groupby("comparison_id")["phase"].max()
+    # of refused trials too: they also say what was asked
+    formats = rows[rows["variant"] != ""].groupby("comparison_id")["kv_format"].nunique()
 
     def asks(comparison):
         found = metrics[comparison]
@@ -27,7 +29,7 @@ def question(rows: pd.DataFrame) -> pd.Series:
             return "memory" if "peak_extra_bytes" in found else "prefill"
         if "to_head_order" in found or layouts.get(comparison, 0) > 1:
             return "paging"
-        return "formats" if "format_speedup" in found else "decode"
+        return "formats" if "format_speedup" in found or formats.get(comparison, 0) > 1 else "decode"
     return rows["comparison_id"].map({comparison: asks(comparison) for comparison in metrics.index})
 
 

@@ -71,8 +71,9 @@ def _calls(ax, rows, style) -> list[Line2D]:
     ax.set(ylim=(min(0.5, low), max(2, high)), ylabel=f"{case['dtype']} ÷ this format",
            xlabel=f"context (tokens){batch}")
     ax.set_title(f"one call of {' and '.join(timed['variant'].unique())}", fontsize=8)
-    return [Line2D([], [], label=f"{name}: time saved", **style.marker("measured", look))
-            for name, look in looked.items()] + [
+    by_torch = set(timed.loc[timed["format_path"] == "decoded", "kv_format"])
+    return [Line2D([], [], label=f"{name}: time saved" + ", decoded by torch first" * (name in by_torch),
+                   **style.marker("measured", look)) for name, look in looked.items()] + [
             Line2D([], [], color=GREY, ls="--", lw=0.9, label="same colour: bytes saved (modelled)")]
 
 
@@ -106,4 +107,4 @@ def _steps(ax, rows, steps, style) -> list[Line2D]:
            ylabel=f"step in bf16 ÷ in {first}, − 1")
     ax.set_title(f"a step of {model}, by bytes", fontsize=8)
     return [Line2D([], [], color=GREY, lw=0.9, ms=3, marker="o", markerfacecolor="white",
-                   label=f"(W + K) ÷ (W + K in {first}) (modelled)"), *handles]
+                   label=f"(W + K) ÷ (W + K in {first}), W weights, K KV bytes (modelled)"), *handles]

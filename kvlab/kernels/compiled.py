@@ -41,8 +41,9 @@ def compiler() -> tuple[str, str]:
         if not ended.how:
             return where, ended.stdout
         broken.append(f"{name} --version {ended.how}")
-    raise CannotCompile(f"no C compiler answers here ({'; '.join(broken) or 'none of ' + ', '.join(COMPILERS)} on "
-                        "PATH); install gcc or clang (Debian: apt-get install gcc libc6-dev)")
+    none = f"none of {', '.join(COMPILERS)} is on PATH"
+    raise CannotCompile(f"no C compiler answers here ({'; '.join(broken) or none}); install gcc or clang that works "
+                        "(Debian: apt-get install gcc libc6-dev)")
 
 
 def compiled(sources: tuple[Path, ...], *, shared: bool, flags: tuple[str, ...] = ()) -> Path:
@@ -65,8 +66,8 @@ def compiled(sources: tuple[Path, ...], *, shared: bool, flags: tuple[str, ...] 
             if ended.how or not made.is_file():
                 told = ended.stderr.splitlines()
                 why = next((line for line in told if "cannot find" in line or "error: " in line), "")
-                raise CannotCompile(f"{Path(where).name} {ended.how or 'left no file'} on {sources[0].name}"
-                                    f"{why and ': ' + why.rpartition('error: ')[2]}")
+                why = why.rpartition("error: ")[2] or ended.how or "it left no file"
+                raise CannotCompile(f"{Path(where).name} cannot compile {sources[0].name}: {why}")
             settle(made, place)
     except OSError as error:
         raise CannotCompile(f"{sources[0].name} cannot be compiled into {place.parent} ({error.strerror or error}); "

@@ -29,7 +29,7 @@ def numbers(code, KIND: tl.constexpr, NATIVE_FP8: tl.constexpr):
     """Stored bytes as numbers without their scale, exact in every floating type that q may have."""
     if KIND == "fp8_e4m3":
         if NATIVE_FP8:
-            x = code.to(tl.float8e4nv, bitcast=True)
+            x = code.to(tl.float8e4nv, bitcast=True).to(tl.float16)
         else:                                           # as fp16, whose exponent counts from 8 lower; also subnormals
             bits = code.to(tl.uint16)
             x = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True).to(tl.float32) * 256
@@ -97,8 +97,8 @@ def tile(codes, at_T, ok_T, scale, zero, scale_at_T, scale_ok_T, FROM: tl.conste
         x_TD = x_TD.to(tl.float32) * spread(scale, scale_at_T, scale_ok_T, FROM, COUNT, WIDTH, CHANNELS, x_TD.shape[0])
         if ZERO:
             x_TD += spread(zero, scale_at_T, scale_ok_T, FROM, COUNT, WIDTH, CHANNELS, x_TD.shape[0])
-    if INTERPRETED:                                     # it makes no bf16 of whole numbers
-        x_TD = x_TD.to(tl.float32)
+    if INTERPRETED or (x_TD.dtype == tl.float16 and TYPE == tl.bfloat16):
+        x_TD = x_TD.to(tl.float32)                      # it makes no bf16 of whole numbers; a GPU, of fp16 one by one
     return x_TD.to(TYPE)
 
 

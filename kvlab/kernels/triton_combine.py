@@ -53,7 +53,8 @@ def combine(part_RSE, lse_RS, out_RE, lse_R=None) -> None:
              f"and {tuple(out_RE.shape)}")
     require(part_RSE.stride(2) == 1 and out_RE.is_contiguous() and (lse_R is None or lse_R.is_contiguous()),
              "the channels of parts and all of the results must lie side by side: call contiguous()")
-    combine_kernel[(rows, triton.cdiv(width, chunk))](
-        part_RSE, lse_RS, out_RE, lse_RS if lse_R is None else lse_R, parts, *part_RSE.stride()[:2], *lse_RS.stride(),
-        E=width, CHUNK_E=chunk, SPLITS=power, CHUNK=min(16, power), HAS_LSE=lse_R is not None, num_warps=4,
-        num_stages=2, enable_fp_fusion=True)
+    with torch.cuda.device_of(part_RSE):
+        combine_kernel[(rows, triton.cdiv(width, chunk))](
+            part_RSE, lse_RS, out_RE, lse_RS if lse_R is None else lse_R, parts, *part_RSE.stride()[:2],
+            *lse_RS.stride(), E=width, CHUNK_E=chunk, SPLITS=power, CHUNK=min(16, power), HAS_LSE=lse_R is not None,
+            num_warps=4, num_stages=2, enable_fp_fusion=True)

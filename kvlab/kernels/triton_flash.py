@@ -181,7 +181,8 @@ def flash_prefill(q_TQD: Tensor, k: Stored, v: Stored, block_table_BM: Tensor, q
 
     q [T, Q, D] with any strides but a last one of 1; K and V of q's dtype; out [T, Q, E] and lse [T, Q] (fp32; natural
     log of the sum of exp(score), scores scaled by D**-0.5 and soft-capped) are contiguous. block_table is int32 and
-    checked; one block per sequence is a contiguous cache. Raises ValueError for what it does not compute.
+    checked; one block per sequence is a contiguous cache. Runs on q's device, whichever is current. Raises ValueError
+    for what it does not compute.
     """
     (_, Q, D), E, (_, K, P, _) = q_TQD.shape, v.width, k.codes.shape
     if k.kind != v.kind or DTYPES.get(k.kind) != q_TQD.dtype:
@@ -193,9 +194,10 @@ def flash_prefill(q_TQD: Tensor, k: Stored, v: Stored, block_table_BM: Tensor, q
         raise ValueError("q's last stride must be 1, and out and lse contiguous; call .contiguous() first")
     tiles_X5 = tiles(tuple(q_lens), tuple(kv_lens), Q // K, config.rows, q_TQD.device)
     (D1, D2), (E1, E2) = parts(D), parts(E)
-    flash_prefill_kernel[len(tiles_X5), K](
-        q_TQD, k.codes, v.codes, out_TQE, lse_TQ, block_table_BM, tiles_X5, *q_TQD.stride()[:2], *k.codes.stride()[:3],
-        *v.codes.stride()[:3], block_table_BM.stride(0), D**-0.5 / math.log(2), HEADS=Q, GROUP=Q // K, D=D, D1=D1,
-        D2=D2, E=E, E1=E1, E2=E2, BLOCK=P if block_table_BM.shape[1] > 1 else 0, WINDOW=window or 0,
-        SOFTCAP=softcap or 0.0, ROWS=config.rows, TOKENS=config.tokens, num_warps=config.warps,
-        num_stages=config.stages, enable_fp_fusion=True)         # Triton's default, until 3.10
+    with torch.cuda.device_of(q_TQD):
+        flash_prefill_kernel[len(tiles_X5), K](
+            q_TQD, k.codes, v.codes, out_TQE, lse_TQ, block_table_BM, tiles_X5, *q_TQD.stride()[:2],
+            *k.codes.stride()[:3], *v.codes.stride()[:3], block_table_BM.stride(0), D**-0.5 / math.log(2), HEADS=Q,
+            GROUP=Q // K, D=D, D1=D1, D2=D2, E=E, E1=E1, E2=E2, BLOCK=P if block_table_BM.shape[1] > 1 else 0,
+            WINDOW=window or 0, SOFTCAP=softcap or 0.0, ROWS=config.rows, TOKENS=config.tokens, num_warps=config.warps,
+            num_stages=config.stages, enable_fp_fusion=True)     # Triton's default, until 3.10

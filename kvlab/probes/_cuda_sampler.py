@@ -4,10 +4,10 @@ from __future__ import annotations
 import time
 from statistics import median, quantiles
 
+from kvlab.kernels.flush import Flush
 from kvlab.probes._base import Bench, Broken
 from kvlab.probes._clock import Summary, summarise
 from kvlab.probes._cuda_graph import NotCaptured, captured
-from kvlab.probes._flush import Flush
 from kvlab.probes._sm_clock import SmClock
 from kvlab.record.reading import Reading, missing
 

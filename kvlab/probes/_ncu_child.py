@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvlab.attention import Comparison
 from kvlab.attention._base import no_device
-from kvlab.probes._flush import Flush
+from kvlab.kernels.flush import Flush
 from kvlab.probes._target import read, targets
 
 

@@ -10,12 +10,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def grouped(rows: pd.DataFrame) -> dict[tuple[str, str], list[pd.DataFrame]]:
-    """(phase, question) -> rows of each timed comparison: what do its trials differ in, variant, layout or format?"""
+def grouped(rows: pd.DataFrame, every: pd.DataFrame) -> dict[tuple[str, str], list[pd.DataFrame]]:
+    """(phase, question) -> rows of each timed comparison: what do its trials differ in, variant, layout or format?
+
+    every: all rows of the run, since a trial that was refused also says what was asked.
+    """
+    asked = dict(iter(every[every["variant"] != ""].groupby("comparison_id", sort=False)))
     timed = set(rows[rows["metric"] == "latency_s"]["comparison_id"])
     own, found = rows[(rows["variant"] != "") & rows["comparison_id"].isin(timed)], {}
-    for _, group in own.groupby("comparison_id", sort=False):
-        found.setdefault((group["phase"].iloc[0], _question(group)), []).append(group)
+    for name, group in own.groupby("comparison_id", sort=False):
+        found.setdefault((group["phase"].iloc[0], _question(asked[name])), []).append(group)
     return found
 
 
@@ -54,7 +58,8 @@ def shape_of(row) -> str:
 def named(row) -> str:
     """The variant, and its pages if it has any."""
     block_size = layout_of(row)["block_size"]
-    return f"{row['variant']} (blocks of {block_size})" if block_size else row["variant"]
+    gathered = ", gathered" if row.get("format_path") == "gathered" else ""
+    return f"{row['variant']} (blocks of {block_size}{gathered})" if block_size else row["variant"]
 
 
 def percent(row) -> str:

@@ -211,8 +211,8 @@ UNEQUAL = Workload(replace(SHAPE, window=60), (1, 1), (100, 90), 64)
 
 @pytest.mark.parametrize("changed, why", [
     (dict(workload=PREFILL), "one query token per sequence; use paged"),
-    (dict(layout=Layout(16, "random")), "a layout with share_prefix=True, or use paged"),
-    (dict(layout=Layout()), "a layout with share_prefix=True, or use paged"),
+    (dict(layout=Layout(16, "random")), "Layout(…, share_prefix=True)), or use paged"),
+    (dict(layout=Layout()), "Layout(…, share_prefix=True)), or use paged"),
     (dict(workload=replace(BATCH, shared_prefix=0)), "share_prefix needs a shared_prefix above 0"),
     (dict(workload=UNEQUAL), "the window hides more of it from one sequence than from another"),
     (dict(kv_format="int4/token"), "runs on kvlab's kernel for CPUs: the kernel reads fp32"),

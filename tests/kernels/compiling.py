@@ -13,10 +13,12 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from kvlab._child import python
+from kvlab.kernels.triton_tuning import Config
 
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}           # that a program may have
 _CHILD = """
@@ -32,11 +34,14 @@ for which in sys.argv[3:]:
 class Facts(NamedTuple):
     """What the compiler made of a kernel: resources of a thread and a program, and instructions of its text.
 
-    wide_loads: of 16 bytes from global memory, to registers or straight to shared memory. local: accesses of memory
-    that stands in for registers. mma, wgmma, tcgen05: products on matrix units, the oldest way to the newest.
+    copies: of 16 bytes from global memory straight to shared memory, which is how tiles are loaded ahead;
+    narrow_copies: of 8. wide_loads: of 16 bytes to registers. conversions: one number at a time (F2F), far slower than
+    those of two. local: accesses of memory that stands in for registers. mma, wgmma, tcgen05: products on matrix units,
+    the oldest way to the newest.
     """
     kernel: str
     triton: str
+    warps: int
     shared: int
     registers: int
     stack: int
@@ -44,7 +49,10 @@ class Facts(NamedTuple):
     mma: int
     wgmma: int
     tcgen05: int
+    copies: int
+    narrow_copies: int
     wide_loads: int
+    conversions: int
 
 
 def compiled(cases, triton: str | None = None) -> dict[tuple[str, int], list[Facts] | str]:
@@ -82,7 +90,7 @@ def launched(name: str, arch: int) -> list[Facts] | str:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["TRITON_CACHE_DIR"] = folder
             LAUNCHES[name](arch)
-            return [_facts(kernel, Path(folder)) for kernel in kernels]
+            return [_facts(kernel, Path(folder)) for kernel in dict.fromkeys(kernels)]          # each once
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
@@ -119,10 +127,11 @@ def _facts(kernel, folder: Path) -> Facts:
     def count(pattern, text=ptx):
         return len(re.findall(pattern, text))
 
-    return Facts(kernel.metadata.name, triton.__version__, kernel.metadata.shared, int(used["REG"]),
-                 int(used["STACK"]) + int(used["LOCAL"]), count(r"\b(?:LDL|STL)\b", sass), count(r"\bmma\.sync"),
-                 count(r"\bwgmma\.mma_async"), count(r"\btcgen05\.mma"),
-                 count(r"\b(?:LDG|LDGSTS)\.E(?:\.\w+)*?\.128\b", sass))
+    return Facts(kernel.metadata.name, triton.__version__, kernel.metadata.num_warps, kernel.metadata.shared,
+                 int(used["REG"]), int(used["STACK"]) + int(used["LOCAL"]), count(r"\b(?:LDL|STL)\b", sass),
+                 count(r"\bmma\.sync"), count(r"\bwgmma\.mma_async"), count(r"\btcgen05\.mma"),
+                 count(r"\bLDGSTS\.E(?:\.\w+)*?\.128\b", sass), count(r"\bLDGSTS\.E(?:\.\w+)*?\.64\b", sass),
+                 count(r"\bLDG\.E(?:\.\w+)*?\.128\b", sass), count(r"\bF2F\b", sass))
 
 
 def _empty(*size, dtype="bf16"):
@@ -133,42 +142,61 @@ def _empty(*size, dtype="bf16"):
 
 
 def prefill(arch: int, *, dtype="bf16", head_dim=128, v_dim=None, q_heads=32, kv_heads=8, length=4096, block_size=0,
-            window=None, softcap=None, order="head", candidate=0) -> None:
-    """Two prompts of that length, by the configuration that such a GPU gets."""
+            window=None, softcap=None, order="head", which=slice(1)) -> None:
+    """Two prompts of that length; which: of the configurations that such a GPU gets, the first is the default."""
     from kvlab.attention.triton_flash import candidates
     from kvlab.kernels.stored import Stored
     from kvlab.kernels.triton_flash import flash_prefill
     v_dim, per_block = v_dim or head_dim, block_size or length
-    config = candidates(dtype, max(head_dim, v_dim), divmod(arch, 10), bool(block_size))[candidate]
 
     def side(width):
         codes = _empty(2 * length // per_block, *((kv_heads, per_block) if order == "head" else (per_block, kv_heads)),
                        width, dtype=dtype)
         return Stored(codes if order == "head" else codes.transpose(1, 2), dtype, width)
 
-    flash_prefill(_empty(2 * length, q_heads, head_dim, dtype=dtype), side(head_dim), side(v_dim),
-                  _empty(2, length // per_block, dtype="int32"), (length, length), (length, length), window=window,
-                  softcap=softcap, out_TQE=_empty(2 * length, q_heads, v_dim, dtype=dtype),
-                  lse_TQ=_empty(2 * length, q_heads, dtype="float32"), config=config)
+    for config in candidates(dtype, max(head_dim, v_dim), divmod(arch, 10), bool(block_size))[which]:
+        flash_prefill(_empty(2 * length, q_heads, head_dim, dtype=dtype), side(head_dim), side(v_dim),
+                      _empty(2, length // per_block, dtype="int32"), (length, length), (length, length), window=window,
+                      softcap=softcap, out_TQE=_empty(2 * length, q_heads, v_dim, dtype=dtype),
+                      lse_TQ=_empty(2 * length, q_heads, dtype="float32"), config=config)
 
 
-def decode(arch: int, *, kv_format="bf16", block_size=16, **shape) -> None:
-    """A decode step of 16 sequences of 8192 tokens, on a cache in that format, by the default configuration."""
-    from kvlab.attention._stored import stored_sides
+def decode(arch: int, *, kv_format="bf16", block_size=16, kv_len=8192, splits=None, which=slice(1), config=None,
+           odd_rows=False, **shape) -> None:
+    """A decode step of 16 sequences on a cache in that format; which: of the configurations, or another config.
+
+    odd_rows: K's rows begin anywhere, not at multiples of 16 bytes.
+    """
+    from kvlab.attention._stored import kind_of, stored_sides
     from kvlab.kernels import triton_decode
     from kvlab.kv.cache import KVCache
     from kvlab.kv.formats import kv_format as named
     from kvlab.shapes import AttentionShape
     triton_decode.multiprocessors = lambda device: 132
+    if splits:
+        triton_decode.splits = lambda *_: splits
     triton_decode._native_fp8 = lambda device: arch >= 89
     heads = AttentionShape(**{**dict(num_q_heads=32, num_kv_heads=8, head_dim=128), **shape})
-    per_sequence = 8192 // block_size
+    per_sequence = kv_len // block_size
     cache = KVCache(heads, named(kv_format), 16 * per_sequence + 1, block_size, device="meta")
     k, v = stored_sides(cache)
-    triton_decode.decode(_empty(16, heads.num_q_heads, heads.head_dim), k, v,
-                         _empty(16, per_sequence, dtype="int32"), (0,) * 16, (8192,) * 16, softcap=heads.softcap,
-                         out_BQE=_empty(16, heads.num_q_heads, heads.v_dim),
-                         workspace=lambda name, *size, dtype: _empty(*size, dtype=str(dtype).removeprefix("torch.")))
+    sides = [(kind_of(codec), width) for codec, width in cache.format.sides(heads)]
+    if odd_rows:
+        *rest, width = k.codes.shape
+        k = k._replace(codes=_empty(*rest, width + 1)[..., :width])
+    chosen = (config,) if config else triton_decode.candidates(heads.group_ratio, sides, 2)[which]
+    for config in chosen:
+        triton_decode.decode(
+            _empty(16, heads.num_q_heads, heads.head_dim), k, v, _empty(16, per_sequence, dtype="int32"),
+            (kv_len - (heads.window or kv_len),) * 16, (kv_len,) * 16, softcap=heads.softcap,
+            out_BQE=_empty(16, heads.num_q_heads, heads.v_dim), config=config,
+            workspace=lambda name, *size, dtype: _empty(*size, dtype=str(dtype).removeprefix("torch.")))
+
+
+def growing(arch: int) -> None:
+    """Steps of two lengths: blocks and splits are multiples of 16, and are none."""
+    for kv_len, splits in ((8192, 16), (8208, 15)):
+        decode(arch, kv_len=kv_len, splits=splits)
 
 
 def mixed_product(arch: int) -> None:
@@ -192,20 +220,35 @@ def narrow_loads(arch: int) -> None:
 LATENT = dict(num_q_heads=128, num_kv_heads=1, head_dim=576, v_head_dim=512, v_in_k=True)
 LAUNCHES = {
     "prefill bf16": prefill,
-    **{f"prefill bf16 {width}": lambda arch, width=width: prefill(arch, head_dim=width)
-       for width in (64, 80, 96, 112, 256)},
-    "prefill bf16 192/128": lambda arch: prefill(arch, head_dim=192, v_dim=128),
-    "prefill bf16 paged": lambda arch: prefill(arch, block_size=16, order="token"),
-    "prefill bf16 window softcap": lambda arch: prefill(arch, window=1024, softcap=30.0),
-    "prefill fp16": lambda arch: prefill(arch, dtype="fp16"),
-    "prefill fp32": lambda arch: prefill(arch, dtype="fp32"),
+    **{f"prefill bf16 {width}": partial(prefill, head_dim=width) for width in (64, 80, 96, 112, 256)},
+    "prefill bf16 192/128": partial(prefill, head_dim=192, v_dim=128),
+    "prefill bf16 paged": partial(prefill, block_size=16, order="token"),
+    "prefill bf16 blocks of 64": partial(prefill, block_size=64),
+    "prefill bf16 window softcap": partial(prefill, window=1024, softcap=30.0),
+    "prefill fp16": partial(prefill, dtype="fp16"),
+    "prefill fp32": partial(prefill, dtype="fp32"),
     "decode bf16": decode,
-    **{f"decode {name}": lambda arch, name=name: decode(arch, kv_format=name)
-       for name in ("int8/token", "fp8_e4m3", "int4/token/g32")},
-    "decode latent": lambda arch: decode(arch, block_size=64, **LATENT),
+    **{f"decode {name}": partial(decode, kv_format=name)
+       for name in ("int8/token", "fp8_e4m3", "fp8_e5m2", "int4/token/g32", "fp16")},
+    "decode bf16 blocks of 64": partial(decode, block_size=64),
+    "decode int8/token blocks of 64": partial(decode, kv_format="int8/token", block_size=64),
+    **{f"decode {name} contiguous": partial(decode, kv_format=name, block_size=8192)
+       for name in ("bf16", "int8/token", "int4/token/g32")},
+    "decode bf16 window softcap": partial(decode, window=1024, softcap=30.0),
+    "decode latent": partial(decode, block_size=64, **LATENT),
+}
+LAUNCHES |= {f"{name}, not by default": partial(LAUNCHES[name], which=slice(1, None))              # but by tuning
+             for name in ("prefill bf16", "prefill bf16 64", "prefill bf16 256", "prefill bf16 paged", "decode bf16",
+                          "decode int8/token", "decode fp8_e4m3", "decode int4/token/g32", "decode latent")}
+LAUNCHES |= {
+    "growing": growing,
     "broken: mixed product": mixed_product,
     "broken: spilling": spilling,
     "broken: narrow loads": narrow_loads,
+    "decode bf16, broken: one stage": partial(decode, config=Config(16, 64, 4, 1)),
+    "decode bf16, broken: small tile": partial(decode, config=Config(16, 16, 4, 3)),
+    "decode bf16, broken: large tile": partial(decode, config=Config(16, 64, 8, 5)),
+    "decode bf16, broken: odd rows": partial(decode, odd_rows=True),
 }
 
 if __name__ == "__main__":                                          # compiling.py [folder of another Triton] name …

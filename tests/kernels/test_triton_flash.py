@@ -4,6 +4,7 @@ TRITON_INTERPRET is read when a kernel is defined, so the kernels run in one chi
 child found for its case.
 """
 import math
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -188,6 +189,27 @@ def test_wrong_arguments_are_said_before_anything_is_launched(triton):
         call(q=(3, 2, 576), width=576)
     with pytest.raises(ValueError, match="last stride must be 1"):
         call(last=2)
+
+
+def test_it_runs_on_the_device_of_q(triton, monkeypatch):
+    from kvlab.kernels import triton_flash as kernel
+    current, launched = [], []
+
+    @contextmanager
+    def device_of(tensor):
+        current.append(tensor is q_TQD)
+        yield
+        current.pop()
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *args, **constants: launched.append(tuple(current))
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(kernel, "flash_prefill_kernel", Kernel())
+    q_TQD, side = torch.zeros(3, 2, 32), Stored(torch.zeros(1, 1, 4, 32), "fp32", 32)
+    kernel.flash_prefill(q_TQD, side, side, torch.zeros(1, 1, dtype=torch.int32), (3,), (4,), config=SMALL,
+                         out_TQE=torch.zeros(3, 2, 32))
+    assert launched == [(True,)]
 
 
 @pytest.fixture

@@ -395,7 +395,7 @@ def test_a_trial_that_raises_in_the_child_is_said_and_the_next_one_runs(child, t
 
 
 def test_the_flush_reads_twice_the_cache():
-    from kvlab.probes._flush import Flush
+    from kvlab.kernels.flush import Flush
     with fake_cuda(l2=2**16):
         flush = Flush("cuda")
         assert flush._buffer.nbytes == 2 * 2**16 and flush() is None

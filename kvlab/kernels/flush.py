@@ -1,4 +1,4 @@
-"""What empties a GPU's L2 cache before a call: the timer's clock and the counters' children use the same."""
+"""What empties a GPU's L2 cache before a call: the timer's clock, the counters' children and tuning use the same."""
 from __future__ import annotations
 
 
