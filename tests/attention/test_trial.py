@@ -298,7 +298,7 @@ def test_a_latent_is_calibrated_without_a_v():
 
 
 def test_a_trials_copies_share_one_workspace_and_two_trials_do_not():
-    whole = Comparison((trial("paged", DECODE), trial("paged", DECODE, replica=1)))
+    whole = Comparison((trial("paged_gather", DECODE), trial("paged_gather", DECODE, replica=1)))
     seen = []
 
     @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from kvlab.shapes import AttentionShape, Workload
 
 ALL = [name for name in variants if not getattr(variants[name], "compiles", False)]     # those: test_flex.py
 SHIPPED = {"flash", "naive", "naive_repeat", "paged", "paged_gather", "sdpa", "sdpa_enable_gqa"}
-PAGED = {"paged", "paged_gather"}
-CONTIGUOUS_ONLY = SHIPPED - PAGED
+PAGES = {"paged", "paged_gather"}
+CONTIGUOUS_ONLY = SHIPPED - PAGES
 NO_SOFTCAP = {"paged", "paged_gather", "sdpa", "sdpa_enable_gqa"}
 PAGED = Layout(16, "random")
 
@@ -99,7 +99,7 @@ def test_a_shipped_variant_refuses_what_it_must_and_nothing_else(name):
             and ((name in CONTIGUOUS_ONLY and layout.block_size) or (name in NO_SOFTCAP and workload == "soft-cap"))}
     assert set(refused) == must
     for (_, _, layout), why in refused.items():
-        assert ("reads contiguous caches only" if layout.block_size and name not in PAGED else "no soft-capping") in why
+        assert ("reads contiguous caches only" if layout.block_size and name not in PAGES else "no soft-capping") in why
 
 
 def test_the_shipped_variants_are_all_registered():
@@ -303,7 +303,7 @@ def test_a_window_may_begin_in_a_tail_before_it_or_between_those_of_k_and_v(work
               for layout in (Layout(), Layout(order="token"), Layout(16), Layout(48, "random"),
                              Layout(16, "random", "token"))]
     for one, row in judged(trials).items():
-        assert row["status"] == ("skipped" if one.variant.ref not in PAGED and one.layout.block_size else "ok"), row
+        assert row["status"] == ("skipped" if one.variant.ref not in PAGES and one.layout.block_size else "ok"), row
         assert row["value"] is None or row["value"] < 5e-6
     if workload.uniform:
         for order in ("head", "token"):
@@ -321,7 +321,7 @@ def test_k_and_v_of_formats_of_their_own_settle_apart_under_any_window(fmt, wind
         trials = [trial(name, workload, kv_format=fmt, layout=layout)
                   for name in ("naive", "sdpa", "paged", "paged_gather")
                   for layout in (Layout(), Layout(16, "random"), Layout(48, "random", "token"))
-                  if name in PAGED or layout.block_size is None]
+                  if name in PAGES or layout.block_size is None]
         for one, row in judged(trials).items():
             assert row["status"] == "ok" and row["value"] < 5e-6, (one.variant.ref, one.layout, row["error"])
         one, inputs = runnable("paged", workload, kv_format=fmt, layout=Layout(48, "random"))
@@ -346,7 +346,7 @@ def test_shipped_variants_agree_with_the_oracle_in_every_format(shape, fmt):
     group = trial("naive", workload, kv_format=fmt).format.token_group(shape)
     trials = [trial(name, workload, kv_format=fmt) for name in sorted(CONTIGUOUS_ONLY)]
     trials += [trial(name, workload, kv_format=fmt, layout=Layout(max(16, group), "random", order))
-               for name in sorted(PAGED) for order in ("head", "token")]
+               for name in sorted(PAGES) for order in ("head", "token")]
     for one, row in judged(trials).items():
         assert row["status"] == "ok" and row["value"] < 5e-6, (one.variant.label, row["error"])
 

@@ -291,7 +291,7 @@ def test_the_calls_of_a_trial_share_one_workspace_and_trials_share_none(monkeypa
         given.append((name, workspace(self, name, *size, dtype=dtype)))
         return given[-1][1]
     monkeypatch.setattr(Inputs, "workspace", noted)
-    one, again = (trial("paged", SMALL, layout=Layout(block_size=16), replica=i) for i in range(2))
+    one, again = (trial("paged_gather", SMALL, layout=Layout(block_size=16), replica=i) for i in range(2))
     comparison = Comparison((one, again))
     copies = comparison.inputs(3)[one.kv_format, one.layout]
     spaces, kept = {}, []                                            # kept: or a freed one's id may come again
