@@ -72,7 +72,7 @@ def _calls(ax, rows, style) -> list[Line2D]:
            xlabel=f"context (tokens){batch}")
     ax.set_title(f"one call of {' and '.join(timed['variant'].unique())}", fontsize=8)
     by_torch = set(timed.loc[timed["format_path"] == "decoded", "kv_format"])
-    return [Line2D([], [], label=f"{name}: time saved" + ", decoded by torch first" * (name in by_torch),
+    return [Line2D([], [], label=f"{name}: time saved" + " (torch decodes)" * (name in by_torch),
                    **style.marker("measured", look)) for name, look in looked.items()] + [
             Line2D([], [], color=GREY, ls="--", lw=0.9, label="same colour: bytes saved (modelled)")]
 
@@ -103,8 +103,9 @@ def _steps(ax, rows, steps, style) -> list[Line2D]:
     ticks_at(ax.xaxis, batches, [f"{n}" for n in batches])
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:+.0f} %" if value else "0"))
     model = steps["model"].iloc[0].rpartition("/")[2]
-    ax.set(xlim=(batches[0] / 1.3, batches[-1] * 2.2), ylim=(0, None), xlabel="batch (sequences); by line: context",
+    ax.set(xlim=(batches[0] / 1.3, batches[-1] * 2.2), ylim=(0, None),
+           xlabel="batch (sequences); by line: context\nW: bytes of weights, K: of the KV cache",
            ylabel=f"step in bf16 ÷ in {first}, − 1")
     ax.set_title(f"a step of {model}, by bytes", fontsize=8)
     return [Line2D([], [], color=GREY, lw=0.9, ms=3, marker="o", markerfacecolor="white",
-                   label=f"(W + K) ÷ (W + K in {first}), W weights, K KV bytes (modelled)"), *handles]
+                   label=f"(W + K) ÷ (W + K in {first}) (modelled)"), *handles]

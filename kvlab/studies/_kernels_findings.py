@@ -76,6 +76,8 @@ def _verdict(groups) -> Iterator[Finding]:
     said = (f"Do kernels reach their roof? {verdict}: the fastest of each decode shape that is no library's is at "
             f"{_span(best)} of the nearer ceiling, of reads or of products{beside}. At the roof means "
             f"{100 * need:.0f} % and more.")
+    if any(row["low"] > 1 for row in best):
+        said += " Above 100 %: the ceiling is torch's fastest reduction, and a kernel that prefetches may read faster."
     yield Finding("verdict", said, worst["value"], "ratio", worst["low"], worst["high"], "modelled")
 
 

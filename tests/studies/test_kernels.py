@@ -284,6 +284,8 @@ def test_the_verdict_turns_with_the_shares():
     assert 0.3 < flops < 0.75, "arithmetic is the nearer limit of the second, and that is what is said"
     assert "? In 1 of 2 shapes: " in both.sentence and f"is at {100 * flops:.0f} to 80 % of" in both.sentence
     assert both.value == pytest.approx(flops) and both.low < both.value < both.high
+    assert "Above 100 %" in found(share({"sdpa": 0.5, "paged": 1.2}), "verdict").sentence
+    assert "Above 100 %" not in found(good, "verdict").sentence
     almost = share({"sdpa": 0.5, "paged": 0.755})
     assert "? No: " in found(almost, "verdict").sentence, "its interval reaches below"
 
