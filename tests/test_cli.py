@@ -98,6 +98,13 @@ def test_the_version_and_help_without_arguments(run_here):
     (["measure", "--variant", "my.py", "--kv-len", "64"], "is a file; name the class in it: my.py:Class"),
     (["measure", "--variant", "naive", "--kv-len", "64", "--page-order", "in_order"], "give --block-size too"),
     (["measure", "--variant", "paged", "--kv-len", "64", "--page-order", "sorted"], "allowed: in_order, random"),
+    (["measure", "--variant", "naive", "--kv-len", "64", "--latent", "64"], "needs --kv-heads 1 (got 8)"),
+    (["measure", "--variant", "naive", "--kv-len", "64", "--kv-heads", "1", "--latent", "129"], "1 … --head-dim 128"),
+    (["measure", "--variant", "paged", "--kv-len", "64", "--shared-prefix", "20"],
+     "no multiple of the block size 16; take 16 or 32"),
+    (["measure", "--variant", "cascade", "--kv-len", "64"], "give --shared-prefix"),
+    (["measure", "--variant", "mla_expand", "--kv-len", "64"], "--latent on the command line"),
+    (["measure", "--variant", "triton_paged", "--kv-len", "64"], "a time of the interpreter is no number"),
     (["measure", "--variant", "naive", "--kv-len", "64", "--threads", "4096"], "logical cores"),
     (["measure", "--variant", "flsh", "--kv-len", "64"], "Did you mean 'flash'"),
     (["measure", "--variant", "flash", "--kv-len", "64", "--q-heads", "30", "--kv-heads", "8"], "not a multiple"),
@@ -170,7 +177,7 @@ def test_measure_shows_layout_and_clock_and_says_a_reason_once(run_here, tmp_pat
                  "16", "--page-order", "in_order"]
     code, out, _ = run_here(*arguments)
     lines = out.splitlines()
-    assert code == 0 and "K/V fp32 in blocks of 16, in_order, fp32 on cpu" in lines[0]
+    assert code == 0 and "K/V fp32 in blocks of 16, in_order, " in lines[0] and " fp32 on cpu, 1 thread; " in lines[0]
     assert lines[2].startswith("latency_s ") and "timer:thread_cpu" in lines[2]
     rows = json.loads(run_here(*arguments, "--json")[1])
     assert {row["page_order"] for row in rows if row["variant"]} == {"in_order"}
@@ -398,3 +405,26 @@ def test_score_says_which_text_gave_static_scales_and_refuses_a_format_before_it
     assert code == 0 and "static scales from pydoc:debugger" in out
     code, out, err = run_here(*asked, "--kv-format", "int8/token,q8_0")
     assert code == 2 and out == "" and "layer 0 cannot keep its K and V as q8_0" in err
+
+
+def test_the_first_line_of_a_call_says_which_way_ran_and_what_was_asked():
+    import io
+    from contextlib import redirect_stdout
+
+    from kvlab.attention import Comparison, trial
+    from kvlab.kv.cache import Layout
+    from kvlab.probes import measure
+    from kvlab.probes.kernel_error import KernelError
+    from kvlab.shapes import AttentionShape, Workload
+    from kvlab.show import print_readings
+    latent = AttentionShape(4, 1, 24, 16, True, 20)
+    shared, plain = Workload(latent, (1, 1), (48, 48), 32), Workload(AttentionShape(4, 2, 16), (1,), (9,))
+    for workload, variant, layout, words in (
+            (shared, "paged_gather", Layout(16, "random"), (
+                "V the first 16 channels of K", "window 20", "shared prefix 32 (stored once per sequence)", "gathered")),
+            (shared, "paged_gather", Layout(16, share_prefix=True), ("prefix 32, K/V",)),
+            (plain, "naive", Layout(), ("contiguous, native", "cpu, 1 thread;"))):
+        one = trial(variant, workload, layout=layout)
+        with redirect_stdout(io.StringIO()) as told:
+            print_readings(measure(Comparison((one,)), [KernelError()]), one)
+        assert all(word in told.getvalue() for word in words), told.getvalue()[:300]
