@@ -421,7 +421,7 @@ def test_the_first_line_of_a_call_says_which_way_ran_and_what_was_asked():
     shared, plain = Workload(latent, (1, 1), (48, 48), 32), Workload(AttentionShape(4, 2, 16), (1,), (9,))
     for workload, variant, layout, words in (
             (shared, "paged_gather", Layout(16, "random"), (
-                "V the first 16 channels of K", "window 20", "shared prefix 32 (stored once per sequence)", "gathered")),
+                "V the first 16 channels of K", "window 20", "prefix 32 (stored once per sequence)", "gathered")),
             (shared, "paged_gather", Layout(16, share_prefix=True), ("prefix 32, K/V",)),
             (plain, "naive", Layout(), ("contiguous, native", "cpu, 1 thread;"))):
         one = trial(variant, workload, layout=layout)
