@@ -121,8 +121,7 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
                                                             "pass of its own.")] = None,
             tune: Tune = True, also: Also = None, as_json: Json = False) -> int:
     """Measure one attention call under every probe: one row, each number with its kind."""
-    from kvlab.attention import Comparison, VariantRef, trial
-    from kvlab.kv.cache import Layout
+    from kvlab.attention import Comparison, trial
     from kvlab.shapes import AttentionShape, Workload
     from kvlab.studies._run import Job, untuned
     from kvlab.studies._worker import worker_each
@@ -133,19 +132,7 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
     if batch < 1:
         raise ValueError(f"--batch {batch} must be at least 1")
     workload = Workload(shape, (q_len,) * batch, (kv_len,) * batch, shared_prefix)
-    layout = VariantRef.of(variant).default_layout
-    if block_size is not None:
-        layout = Layout(block_size, page_order or "random")
-    elif page_order is not None:
-        if layout.block_size is None:
-            raise ValueError(f"--page-order needs blocks, and {variant} has a contiguous cache: give --block-size too")
-        layout = replace(layout, page_order=page_order)
-    if layout.block_size and shared_prefix % layout.block_size:
-        less = shared_prefix - shared_prefix % layout.block_size
-        raise ValueError(f"--shared-prefix {shared_prefix} is no multiple of the block size {layout.block_size}; take "
-                         f"{f'{less} or ' if less else ''}{less + layout.block_size}, or another --block-size")
-    if layout.block_size:
-        layout = replace(layout, share_prefix=shared_prefix > 0)
+    layout = _layout(variant, block_size, page_order, shared_prefix)
     one = trial(variant, workload, kv_format=kv_format, layout=layout, dtype=dtype, device=device, threads=threads,
                 seed=seed, data=data)
     if not tune:
@@ -168,6 +155,24 @@ def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.p
         if trace is not None and (trace / "traces" / f"{one.case_id}.json.gz").exists():
             print(f"\nNext: kvlab trace {trace / 'traces' / one.case_id}.json.gz (or open it in ui.perfetto.dev)")
     return _exit_code(rows)
+
+
+def _layout(variant: str, block_size: int | None, page_order: str | None, shared_prefix: int):
+    """The variant's own layout, changed as asked; a prefix that the batch shares is stored once."""
+    from kvlab.attention import VariantRef
+    from kvlab.kv.cache import Layout
+    layout = VariantRef.of(variant).default_layout
+    if block_size is not None:
+        layout = Layout(block_size, page_order or "random")
+    elif page_order is not None:
+        if layout.block_size is None:
+            raise ValueError(f"--page-order needs blocks, and {variant} has a contiguous cache: give --block-size too")
+        layout = replace(layout, page_order=page_order)
+    if layout.block_size and shared_prefix % layout.block_size:
+        less = shared_prefix - shared_prefix % layout.block_size
+        raise ValueError(f"--shared-prefix {shared_prefix} is no multiple of the block size {layout.block_size}; take "
+                         f"{f'{less} or ' if less else ''}{less + layout.block_size}, or another --block-size")
+    return replace(layout, share_prefix=shared_prefix > 0) if layout.block_size else layout
 
 
 def _probes_named(also: list[str] | None) -> tuple[str, ...]:

@@ -28,6 +28,18 @@ def native_why_not(library: str, trial) -> str | None:
     return None
 
 
+def triton_why_not(name: str, found: tuple[int, int] | None, library, instead: str) -> str | None:
+    """Why a variant on one of kvlab's Triton kernels cannot run on a device of that capability (None: a CPU)."""
+    if found is None:
+        return ("Triton's kernels run on a GPU; a CPU only interprets them, and a time of the interpreter is no "
+                f"number: use {instead}")
+    if why := library("triton").why_not:
+        return f"{why}; install kvlab[gpu] on Linux"
+    if found < (8, 0):
+        return f"{name} needs compute capability 8.0, and this is {found[0]}.{found[1]}"
+    return None
+
+
 def stored_arrays(cache, order: str):
     """K [N, P, K, D] and V [N, P, K, E] in token order, [N, K, P, D] and [N, K, P, E] in head order, as views."""
     (k,), shape = cache.k_arrays, cache.shape

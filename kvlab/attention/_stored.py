@@ -58,7 +58,7 @@ def slots_per_block(trial: Trial) -> int:
     return trial.layout.block_size or longest_block(trial.workload, trial.format)
 
 
-def tables(inputs: Inputs) -> Tensor:
+def checked_table(inputs: Inputs) -> Tensor:
     """The block table in int32, row after row, checked: a kernel never looks outside the cache."""
     import torch
     cache = inputs.cache

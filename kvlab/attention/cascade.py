@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvlab.attention._oracle import least_cost, not_found
-from kvlab.attention._stored import kind_of, slots_per_block, stored_sides, tables
+from kvlab.attention._stored import checked_table, kind_of, slots_per_block, stored_sides
 from kvlab.attention._variant import Cost
 from kvlab.attention.paged import Paged
 from kvlab.attention.triton_paged import TritonPaged
@@ -57,7 +57,7 @@ class Cascade:
         w, s, cache = trial.workload, trial.workload.shape, inputs.cache
         B, K, G, D, E = w.batch_size, s.num_kv_heads, s.group_ratio, s.head_dim, s.v_dim
         (begin, *firsts), (prefix, *kv_lens) = zip(*_ranges(w))
-        table_BM = tables(inputs)
+        table_BM = checked_table(inputs)
         prefix_table_1M = table_BM[:1, :prefix // cache.block_size].contiguous()
         decode, options = _kernel(trial)
         k, v = stored_sides(cache)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvlab.attention._oracle import least_cost, not_found
-from kvlab.attention._stored import not_stored, slots_per_block, stored_sides, tables
+from kvlab.attention._stored import checked_table, not_stored, slots_per_block, stored_sides
 from kvlab.attention._variant import Cost
 from kvlab.attention.paged_gather import PagedGather
 from kvlab.kernels import cpu_decode
@@ -68,7 +68,7 @@ class Paged:
             return PagedGather().prepare(trial, inputs)
         w, shape = trial.workload, trial.workload.shape
         k, v = stored_sides(inputs.cache)
-        table_BM, firsts = tables(inputs), tuple(map(w.first_visible, range(w.batch_size)))
+        table_BM, firsts = checked_table(inputs), tuple(map(w.first_visible, range(w.batch_size)))
 
         def call():
             out_BQE = torch.empty(w.batch_size, shape.num_q_heads, shape.v_dim, dtype=trial.torch_dtype)

@@ -4,9 +4,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.attention._native import capability
+from kvlab.attention._native import capability, triton_why_not
 from kvlab.attention._oracle import least_cost
-from kvlab.attention._stored import stored_sides, tables
+from kvlab.attention._stored import checked_table, stored_sides
 from kvlab.attention._variant import Cost
 from kvlab.kernels.triton_tuning import Config, pick, power, told
 from kvlab.libraries import library
@@ -25,14 +25,9 @@ class TritonFlash:
     name: ClassVar[str] = "triton_flash"
 
     def why_not(self, trial):
-        found, s = capability(trial.device), trial.workload.shape
-        if found is None:
-            return ("Triton's kernels run on a GPU; a CPU only interprets them, and a time of the interpreter is no "
-                    "number: use flash or sdpa")
-        if why := library("triton").why_not:
-            return f"{why}; install kvlab[gpu] on Linux"
-        if found < (8, 0):
-            return f"triton_flash needs compute capability 8.0, and this is {found[0]}.{found[1]}"
+        s = trial.workload.shape
+        if why := triton_why_not(self.name, capability(trial.device), library, "flash or sdpa"):
+            return why
         if trial.format_path != "native":
             return (f"triton_flash reads K and V in the trial's own dtype only, and {trial.kv_format} would have to be "
                     f"decoded first; use flash or sdpa, or kv_format {trial.dtype}")
@@ -47,7 +42,7 @@ class TritonFlash:
 
         from kvlab.kernels import triton_flash as kernel
         w, s = trial.workload, trial.workload.shape
-        (k, v), block_table = stored_sides(inputs.cache), tables(inputs)
+        (k, v), block_table = stored_sides(inputs.cache), checked_table(inputs)
 
         def launch(config: Config):
             q_TQD = inputs.q_TQD

@@ -4,9 +4,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlab.attention._native import capability
+from kvlab.attention._native import capability, triton_why_not
 from kvlab.attention._oracle import least_cost, not_found
-from kvlab.attention._stored import kind_of, not_stored, stored_sides, tables
+from kvlab.attention._stored import checked_table, kind_of, not_stored, stored_sides
 from kvlab.attention._variant import Cost
 from kvlab.kernels.decode_tiles import MOST_PARTS, candidates, multiprocessors, splits
 from kvlab.kernels.stored import CODES
@@ -32,14 +32,9 @@ class TritonPaged:
     default_layout: ClassVar[Layout] = Layout(block_size=16, page_order="random")
 
     def why_not(self, trial):
-        found, w, s = capability(trial.device), trial.workload, trial.workload.shape
-        if found is None:
-            return ("Triton's kernels run on a GPU; a CPU only interprets them, and a time of the interpreter is no "
-                    "number: use paged or sdpa")
-        if why := library("triton").why_not:
-            return f"{why}; install kvlab[gpu] on Linux"
-        if found < (8, 0):
-            return f"triton_paged needs compute capability 8.0, and this is {found[0]}.{found[1]}"
+        w, s = trial.workload, trial.workload.shape
+        if why := triton_why_not(self.name, capability(trial.device), library, "paged or sdpa"):
+            return why
         if w.phase != "decode":
             return "triton_paged computes decode steps only, one query token per sequence; use triton_flash or sdpa"
         if max(s.head_dim, s.v_dim) > WIDEST:
@@ -57,7 +52,7 @@ class TritonPaged:
 
         from kvlab.kernels import triton_decode as kernel
         w, s = trial.workload, trial.workload.shape
-        (k, v), block_table = stored_sides(inputs.cache), tables(inputs)
+        (k, v), block_table = stored_sides(inputs.cache), checked_table(inputs)
         firsts = tuple(w.first_visible(b) for b in range(w.batch_size))
 
         def launch(config):

@@ -110,6 +110,13 @@ class Style:
         ax.errorbar(np.asarray(x, float), value, yerr=[(value - low).clip(min=0), (high - value).clip(min=0)],
                     capsize=1.5, elinewidth=0.8, **{**self.marker(kind, look), **more})
 
+    def bars_or_limits(self, ax: Axes, x: str, rows: pd.DataFrame, look: Look) -> None:
+        """Measured values over the column x; those that may be 0 for all that is known as upper limits."""
+        told, below = rows[rows["low"] > 0], rows[rows["low"] <= 0]
+        self.bars(ax, told[x], told, look)
+        ax.errorbar(below[x].astype(float), below["high"], yerr=below["high"] / 2, uplims=True, elinewidth=0.8,
+                    capsize=1.5, ls="none", **self.marker("measured", look))
+
 
 def log_axis(axis: Axis, unit: str, base: int = 10) -> None:
     """A logarithmic axis whose ticks read as kvlab prints that unit ("ratio": per cent, "count": plain numbers)."""

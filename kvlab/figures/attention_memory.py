@@ -36,10 +36,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     looks = style.looks(rows["variant"])
     for variant, look in looks.items():
         mine = rows[rows["variant"] == variant].sort_values("q_len")
-        told, below = mine[mine["low"] > 0], mine[mine["low"] <= 0]
-        style.bars(ax, told["q_len"], told, look)
-        ax.errorbar(below["q_len"].astype(float), below["high"], yerr=below["high"] / 2, uplims=True, elinewidth=0.8,
-                    capsize=1.5, ls="none", **style.marker("measured", look))
+        style.bars_or_limits(ax, "q_len", mine, look)
     _guides(ax, rows)
     log_axis(ax.yaxis, "B", base=2)
     ax.set_xscale("log", base=2)

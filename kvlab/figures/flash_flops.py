@@ -92,10 +92,7 @@ def _memory(ax, rows, style) -> list[Line2D]:
     looked, handles = style.looks(rows["variant"]), []
     for name, look in looked.items():
         mine = rows[rows["variant"] == name].sort_values("q_len")
-        told, below = mine[mine["low"] > 0], mine[mine["low"] <= 0]
-        style.bars(ax, told["q_len"], told, look)
-        ax.errorbar(below["q_len"].astype(float), below["high"], yerr=below["high"] / 2, uplims=True, elinewidth=0.8,
-                    capsize=1.5, ls="none", **style.marker("measured", look))
+        style.bars_or_limits(ax, "q_len", mine, look)
         text = name
         if len(mine) >= 3:
             exponent, low, high = fit(mine["q_len"], mine["value"], mine["low"].clip(lower=1), mine["high"], power=True)

@@ -25,6 +25,17 @@ def dot(a, b, total):
 
 
 @triton.jit
+def tanh(x, FINE: tl.constexpr):
+    """Right at infinity too; the quotient loses the digits of a small x, of which FINE takes the series."""
+    large = 1 - 2 / (tl.exp2(x * 2.885390081777927) + 1)
+    if FINE:
+        y = x * x
+        small = x * (1 - y * (1 / 3 - y * (2 / 15 - y * (17 / 315 - y * (62 / 2835)))))
+        return tl.where(y < 0.09, small, large)
+    return large
+
+
+@triton.jit
 def numbers(code, KIND: tl.constexpr, NATIVE_FP8: tl.constexpr):
     """Stored bytes as numbers without their scale, exact in every floating type that q may have."""
     if KIND == "fp8_e4m3":

@@ -19,20 +19,12 @@ import triton.language as tl
 
 from kvlab.kernels.decode_tiles import candidates, multiprocessors, parts, splits
 from kvlab.kernels.stored import CODES, Stored
-from kvlab.kernels.triton_codes import block_ids, dot, grain, require, scales, slots, tile
+from kvlab.kernels.triton_codes import block_ids, dot, grain, require, scales, slots, tanh, tile
 from kvlab.kernels.triton_combine import combine
 from kvlab.kernels.triton_tuning import Config
 
 KINDS = CODES
 LOG2E = tl.constexpr(math.log2(math.e))
-
-
-@triton.jit
-def _tanh(x):
-    """Exact to rounding near 0 too, where the usual form cancels."""
-    square = x * x
-    near = x * (1 - square * (1 / 3 - square * (2 / 15 - square * (17 / 315))))
-    return tl.where(square < 0.01, near, 1 - 2 / (tl.exp(2 * x) + 1))
 
 
 @triton.jit(do_not_specialize=["blocks", "splits"])                 # they grow with the tokens
@@ -136,7 +128,7 @@ def paged_decode_kernel(
             if K_ZERO:
                 score_RT += q_sum_R[:, None] * zero_T[None, :]
         if SOFTCAP > 0:
-            score_RT = _tanh(score_RT * (score_scale / SOFTCAP)) * (SOFTCAP * LOG2E)
+            score_RT = tanh(score_RT * (score_scale / SOFTCAP), True) * (SOFTCAP * LOG2E)
         else:
             score_RT *= score_scale * LOG2E
         score_RT = tl.where(ok_T[None, :], score_RT, -float("inf"))

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from kvlab.kernels.decode_tiles import parts
 from kvlab.kernels.stored import Stored
-from kvlab.kernels.triton_codes import dot
+from kvlab.kernels.triton_codes import dot, tanh
 from kvlab.kernels.triton_tuning import Config
 
 if TYPE_CHECKING:
@@ -27,17 +27,6 @@ if TYPE_CHECKING:
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 WIDEST = 256                            # a wider tile's queries, K, V and sums would not fit a multiprocessor
-
-
-@triton.jit
-def _tanh(x, FINE: tl.constexpr):
-    """Right at infinity too; the quotient loses the digits of a small x, of which FINE takes the series."""
-    large = 1 - 2 / (tl.exp2(x * 2.885390081777927) + 1)
-    if FINE:
-        y = x * x
-        small = x * (1 - y * (1 / 3 - y * (2 / 15 - y * (17 / 315 - y * (62 / 2835)))))
-        return tl.where(y < 0.09, small, large)
-    return large
 
 
 @triton.jit
@@ -74,7 +63,7 @@ def _attend(q1_RD, q2_RD, acc1_RE, acc2_RE, high_R, total_R, start, end, first, 
         score_RS = dot(q2_RD, tl.trans(_load(k_ptr, at_S, seen_S, D1, D2, D, MASKED)), score_RS)
     if SOFTCAP > 0:
         cap = SOFTCAP * 1.4426950408889634                              # of scores in powers of 2, as they are here
-        score_RS = cap * _tanh(score_RS * (scale / cap), v_ptr.dtype.element_ty == tl.float32)
+        score_RS = cap * tanh(score_RS * (scale / cap), v_ptr.dtype.element_ty == tl.float32)
         scale = 1.0
     if MASKED:
         visible_RS = token_S[None, :] <= position_R[:, None]

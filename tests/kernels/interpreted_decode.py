@@ -12,7 +12,7 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 import torch  # noqa: E402
 
 from kvlab.attention import Comparison, reference, trial  # noqa: E402
-from kvlab.attention._stored import stored_sides, tables  # noqa: E402
+from kvlab.attention._stored import checked_table, stored_sides  # noqa: E402
 from kvlab.attention.triton_paged import TritonPaged  # noqa: E402
 from kvlab.kernels import triton_decode as kernel  # noqa: E402
 from kvlab.kernels.stored import Stored  # noqa: E402
@@ -56,8 +56,8 @@ def attend(shape, lens, fmt="fp32", dtype="fp32", layout=RANDOM, parts=2, config
     out = torch.full((B, shape.num_q_heads, shape.v_dim), float("nan"), dtype=one.torch_dtype)
     lse = torch.full(out.shape[:2], float("nan"))
     kernel.splits = lambda *_: parts
-    kernel.decode(inputs.q_TQD, *stored_sides(cache), tables(inputs), firsts, lens, softcap=shape.softcap, out_BQE=out,
-                  lse_BQ=lse, workspace=inputs.workspace, config=config or Config(16, 64, 4, 2))
+    kernel.decode(inputs.q_TQD, *stored_sides(cache), checked_table(inputs), firsts, lens, softcap=shape.softcap,
+                  out_BQE=out, lse_BQ=lse, workspace=inputs.workspace, config=config or Config(16, 64, 4, 2))
     exact, exact_lse = torch.zeros(out.shape).double(), torch.full(lse.shape, float("-inf")).double()
     for b, ((k, v), first, n) in enumerate(zip(pairs, firsts, lens, strict=True)):
         if first < n:

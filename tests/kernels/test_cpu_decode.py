@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kvlab.attention import Comparison, reference, trial
-from kvlab.attention._stored import stored_sides, tables
+from kvlab.attention._stored import checked_table, stored_sides
 from kvlab.attention.paged import Paged
 from kvlab.kernels import compiled, cpu_decode
 from kvlab.kv.cache import Layout
@@ -49,7 +49,7 @@ def run(one, inputs, threads=1, firsts=None, kv_lens=None, table=None):
     k, v = stored_sides(inputs.cache)
     out = torch.full((w.batch_size, w.shape.num_q_heads, w.shape.v_dim), float("nan"), dtype=one.torch_dtype)
     lse = torch.full(out.shape[:2], float("nan"))
-    cpu_decode.decode(inputs.q_TQD, k, v, tables(inputs) if table is None else table,
+    cpu_decode.decode(inputs.q_TQD, k, v, checked_table(inputs) if table is None else table,
                       firsts or tuple(map(w.first_visible, range(w.batch_size))), kv_lens or w.kv_lens,
                       softcap=w.shape.softcap, out_BQE=out, lse_BQ=lse, workspace=inputs.workspace, threads=threads)
     return out, lse

@@ -2,11 +2,11 @@
 import json
 import os
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from watched_launch import watched_launches
 
 from kvlab._child import run
 from kvlab.attention import least_cost, trial, triton_paged
@@ -50,25 +50,12 @@ def test_both_kernels_run_on_the_device_of_q(monkeypatch):
     if why := library("triton").why_not:
         pytest.skip(why)
     from kvlab.kernels import triton_combine, triton_decode
-    current, launched = [], []
-
-    @contextmanager
-    def device_of(tensor):
-        current.append(tensor.shape)
-        yield
-        current.pop()
-
-    class Kernel:
-        def __getitem__(self, grid):
-            return lambda *args, **constants: launched.append(tuple(current))
-    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    launched = watched_launches(monkeypatch, (triton_decode, "paged_decode_kernel"), (triton_combine, "combine_kernel"))
     monkeypatch.setattr(triton_decode, "splits", lambda *_: 2)
-    monkeypatch.setattr(triton_decode, "paged_decode_kernel", Kernel())
-    monkeypatch.setattr(triton_combine, "combine_kernel", Kernel())
     q, side = torch.zeros(1, 2, 32), Stored(torch.zeros(2, 1, 16, 32), "fp32", 32)
     triton_decode.decode(q, side, side, torch.tensor([[1, 0]], dtype=torch.int32), (0,), (20,), out_BQE=q.clone(),
                          workspace=lambda name, *size, dtype: torch.zeros(size, dtype=dtype))
-    assert launched == [((1, 2, 32),), ((2, 2, 32),)]               # q's, and that of its partial results
+    assert [[tuple(t.shape) for t in of] for of in launched] == [[(1, 2, 32)], [(2, 2, 32)]]
 
 
 @pytest.mark.parametrize("width, cut", [(1, (16, 0)), (16, (16, 0)), (20, (16, 16)), (64, (64, 0)), (80, (64, 16)),

@@ -4,10 +4,10 @@ TRITON_INTERPRET is read when a kernel is defined, so the kernels run in one chi
 child found for its case.
 """
 import math
-from contextlib import contextmanager
 
 import pytest
 import torch
+from watched_launch import watched_launches
 
 from kvlab._child import python
 from kvlab.attention import trial
@@ -193,23 +193,11 @@ def test_wrong_arguments_are_said_before_anything_is_launched(triton):
 
 def test_it_runs_on_the_device_of_q(triton, monkeypatch):
     from kvlab.kernels import triton_flash as kernel
-    current, launched = [], []
-
-    @contextmanager
-    def device_of(tensor):
-        current.append(tensor is q_TQD)
-        yield
-        current.pop()
-
-    class Kernel:
-        def __getitem__(self, grid):
-            return lambda *args, **constants: launched.append(tuple(current))
-    monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    monkeypatch.setattr(kernel, "flash_prefill_kernel", Kernel())
+    launched = watched_launches(monkeypatch, (kernel, "flash_prefill_kernel"))
     q_TQD, side = torch.zeros(3, 2, 32), Stored(torch.zeros(1, 1, 4, 32), "fp32", 32)
     kernel.flash_prefill(q_TQD, side, side, torch.zeros(1, 1, dtype=torch.int32), (3,), (4,), config=SMALL,
                          out_TQE=torch.zeros(3, 2, 32))
-    assert launched == [(True,)]
+    assert len(launched) == 1 and len(launched[0]) == 1 and launched[0][0] is q_TQD
 
 
 @pytest.fixture
