@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from kvlab.registry import Registry
 from kvlab.units import display
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -453,3 +454,8 @@ def _trace_file(text: str) -> Path | None:
         from kvlab.show import print_traces
         return print_traces(found)
     return found[0]
+
+
+_verbs = Registry("verb", "kvlab.verbs")            # each file is a verb, and imports nothing heavy until it is called
+for _name in _verbs:
+    app.command(_name)(_verbs[_name].command)

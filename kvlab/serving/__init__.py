@@ -1,0 +1,1 @@
+"""How engines keep many requests' caches: capacity, scheduling, simulation, live metrics. No torch anywhere here."""
