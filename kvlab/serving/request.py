@@ -44,7 +44,8 @@ class Served:
 
     scheduled_s: first admitted. first_token_s, last_token_s: when the step that made them ended. preemptions: how often
     its blocks were taken away and all its tokens computed again. cached_tokens: prompt tokens found in the prefix cache
-    at first admission. rejected: why it was never admitted, "" = it was.
+    at first admission. rejected: why it was never admitted, "" = it was. generated: output tokens, fewer than
+    asked for where max_model_len cut it.
     """
     request: Request
     scheduled_s: float | None = None
@@ -53,6 +54,7 @@ class Served:
     preemptions: int = 0
     cached_tokens: int = 0
     rejected: str = ""
+    generated: int = 0
 
     @property
     def queue_s(self) -> float | None:
@@ -67,9 +69,9 @@ class Served:
     @property
     def tpot_s(self) -> float | None:
         """Time per output token after the first; None for a request of one token."""
-        if self.last_token_s is None or self.request.output_tokens < 2:
+        if self.last_token_s is None or self.generated < 2:
             return None
-        return (self.last_token_s - self.first_token_s) / (self.request.output_tokens - 1)
+        return (self.last_token_s - self.first_token_s) / (self.generated - 1)
 
     @property
     def e2e_s(self) -> float | None:
