@@ -1,0 +1,170 @@
+"""What the studies of serving share: a load, an engine whose steps a real run has timed, and rows of what came out.
+
+A case is simulated once per seed; each number is the mean over seeds with Student's t-interval, and differences between
+cases of one load are taken seed by seed, since the same requests arrive in both.
+"""
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from kvlab.attention._base import digest
+from kvlab.record.reading import Reading, missing
+from kvlab.record.statistics import t_interval
+from kvlab.serving.request import Request
+from kvlab.serving.scheduler import SchedulerConfig
+from kvlab.serving.simulator import Simulation, StepRecord, simulate
+from kvlab.serving.step_time import Roofline, Work
+from kvlab.serving.workloads import synthetic
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MODEL = "meta-llama/Llama-3.1-8B"
+# One real engine: how many blocks its log printed, and how long its steps took; the factor is fitted on that run's
+# makespan (`kvlab simulate --replay`). Source: casys-kaist/LLMServingSim, bench/examples/RTX4090/Llama-3.1-8B.
+BLOCKS = 2588
+ENGINE = Roofline(Work(weight_bytes=16.06e9, flops_per_token=2 * 8.03e9, kv_bytes_per_token=131072),
+                  bandwidth=1008e9, flops=165e12, device="RTX 4090", scale=1.1175,
+                  source="roofline of Llama-3.1-8B in bf16 by the data sheet's 1008 GB/s and 165 Tflop/s, times a "
+                         "factor fitted on one recorded run of vLLM 0.19")
+METRICS = {"makespan_s": "s", "tokens_per_s": "token/s", "requests_per_s": "request/s", "ttft_mean_s": "s",
+           "ttft_p50_s": "s", "ttft_p99_s": "s", "tpot_mean_s": "s", "tpot_p99_s": "s", "itl_p99_s": "s",
+           "queue_mean_s": "s", "queue_p99_s": "s", "e2e_mean_s": "s", "e2e_p99_s": "s", "preemption_ratio": "ratio",
+           "hit_rate": "ratio", "rejected_share": "ratio", "cut_share": "ratio", "kv_usage_mean": "ratio"}
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of a workload of data/workloads.csv: how many, and how many arrive per second (None: as fitted)."""
+    workload: str
+    count: int
+    rate: float | None = None
+
+    def requests(self, seed: int) -> Iterable[Request]:
+        return synthetic(self.workload, self.count, self.rate, seed)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One way to serve a load, in the simulator, for each of the seeds.
+
+    question and label say what it is compared with and as what; x: what a sweep varies. config: the fields of
+    SchedulerConfig that are not its defaults. baseline: the config (with BLOCKS blocks) to whose result on the same
+    requests each seed's is held; None = no ratios.
+    """
+    question: str
+    label: str
+    load: Load
+    config: tuple[tuple[str, object], ...] = ()
+    num_blocks: int = BLOCKS
+    block_size: int = 16
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    baseline: tuple[tuple[str, object], ...] | None = None
+    x: float | None = None
+
+    @cached_property
+    def comparison_id(self) -> str:
+        return digest(asdict(self))
+
+    def columns(self) -> dict:
+        shown = dict(question=self.question, label=self.label, x=self.x, rate=self.load.rate,
+                     num_blocks=self.num_blocks, **dict(self.config))
+        return dict(model=MODEL, device="none", block_size=self.block_size, data=f"workload:{self.load.workload}",
+                    case=json.dumps(shown, sort_keys=True))
+
+    def rows(self, more: Callable[[Simulation, Gaps], dict[str, float | None]] = lambda done, gaps: {}) -> list[dict]:
+        """Every metric over the seeds; with a baseline, each metric's ratio to it as <metric>_ratio."""
+        mine = [self._one(seed, self.config, self.num_blocks, more) for seed in self.seeds]
+        readings = [_over_seeds(name, [one.get(name) for one in mine], METRICS.get(name, "ratio"), self)
+                    for name in mine[0]]
+        if self.baseline is not None:
+            base = [self._one(seed, self.baseline, BLOCKS, more) for seed in self.seeds]
+            readings += [_over_seeds(f"{name}_ratio", [a[name] / b[name] if a[name] and b[name] else None
+                                                       for a, b in zip(mine, base)], "ratio", self, log=True)
+                         for name in mine[0] if METRICS.get(name, "ratio") != "ratio"]
+        return [{"comparison_id": self.comparison_id, "case_id": self.comparison_id, **self.columns(),
+                 **asdict(reading), "scope": "comparison"} for reading in readings]
+
+    def _one(self, seed, config, num_blocks, more) -> dict[str, float | None]:
+        gaps = Gaps()
+        done = simulate(self.load.requests(seed), SchedulerConfig(**dict(config)), num_blocks=num_blocks,
+                        block_size=self.block_size, step_time=ENGINE, on_step=gaps)
+        found = done.summary()
+        asked = {"rejected_share": done.rejected / found["requests"],
+                 "cut_share": sum(one.generated < one.request.output_tokens for one in done.served) / found["requests"],
+                 "itl_p99_s": gaps.percentile(99), "kv_usage_mean": gaps.usage(num_blocks)}
+        return {**{name: found[name] for name in METRICS if name in found}, **asked, **more(done, gaps)}
+
+
+class Gaps:
+    """Gaps between two tokens of a sequence: each step's length, once for every sequence that decodes in it."""
+
+    def __init__(self):
+        self._lengths: list[float] = []
+        self._weights: list[int] = []
+        self._blocks = self._seconds = 0.0
+
+    def __call__(self, record: StepRecord) -> None:
+        seconds = record.ended_s - record.began_s
+        self._blocks += record.blocks_used * seconds
+        self._seconds += seconds
+        if record.step.batch.decode_seqs:
+            self._lengths.append(seconds)
+            self._weights.append(record.step.batch.decode_seqs)
+
+    def percentile(self, p: float) -> float | None:
+        """What p percent of all gaps do not exceed, in seconds; a wait after a preemption is not among them."""
+        import numpy as np
+        if not self._lengths:
+            return None
+        order = np.argsort(self._lengths)
+        share = np.cumsum(np.asarray(self._weights)[order]) / sum(self._weights)
+        return float(np.asarray(self._lengths)[order][np.searchsorted(share, p / 100)])
+
+    def usage(self, num_blocks: int) -> float | None:
+        """Mean share of the pool in use while the engine was busy."""
+        return self._blocks / self._seconds / (num_blocks - 1) if self._seconds else None
+
+
+def _over_seeds(metric: str, values: Sequence[float | None], unit: str, case: Serving,
+                log: bool = False) -> Reading:
+    """Mean and t-interval over the seeds; of ratios, those of their logarithms."""
+    about = dict(source="serving.simulator", method=f"mean over {len(values)} seeds",
+                 hardware=f"simulated {ENGINE.device}", note=f"simulated clock; step time: {ENGINE.source}")
+    found = [value for value in values if value is not None]
+    if len(found) < len(values):
+        return missing(metric, unit, f"{len(values) - len(found)} of {len(values)} seeds have no such number",
+                       source="serving.simulator")
+    estimate = t_interval(map(math.log, found)).through(math.exp) if log else t_interval(found)
+    ends = dict(low=estimate.low, high=estimate.high) if estimate.n > 1 else {}
+    return Reading(metric, estimate.value, unit, "simulated", n=estimate.n, **ends, **about)
+
+
+def capacity_of(workload: str, count: int) -> tuple[float, float]:
+    """(requests per second that the engine serves when all arrive at once, requests that its blocks bear at a time).
+
+    The second is the pool's tokens ÷ the mean length of a whole request, which no engine knows beforehand.
+    """
+    every = [replace(one, arrival_s=0.0) for one in synthetic(workload, count)]
+    done = simulate(every, SchedulerConfig(), num_blocks=BLOCKS, step_time=ENGINE, every_s=None)
+    mean = sum(one.prompt_tokens + one.output_tokens for one in every) / count
+    return done.finished / done.makespan_s, (BLOCKS - 1) * 16 / mean
+
+
+def asked(table: pd.DataFrame, question: str) -> pd.DataFrame:
+    """The rows of one question, with its label and x as columns."""
+    case = table["case"].map(lambda text: json.loads(text) if text.startswith("{") else {})
+    mine = case.map(lambda one: one.get("question") == question)
+    return table[mine].assign(label=case[mine].map(lambda one: one["label"]), x=case[mine].map(lambda one: one["x"]))
+
+
+def value_of(rows: pd.DataFrame, metric: str, label: str | None = None) -> pd.Series | None:
+    """The one row of a metric, of the case with that label; None where there is none with a value."""
+    chosen = rows[(rows["metric"] == metric) & (rows["kind"] != "missing")]
+    chosen = chosen if label is None else chosen[chosen["label"] == label]
+    return None if chosen.empty else chosen.iloc[0]
