@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.kv.block_pool import BlockPool
 from kvlab.serving.request import Request, Served
-from kvlab.serving.scheduler import Scheduler, SchedulerConfig, Step
+from kvlab.serving.scheduler import Live, Scheduler, SchedulerConfig, Step
 from kvlab.serving.step_time import StepTime
 from kvlab.shapes import positive
 
@@ -98,6 +98,7 @@ class StepRecord:
     running: int
     waiting: int
     blocks_used: int
+    live: list[Live]                        # the running ones, the engine's own list
 
 
 class _Replica:
@@ -198,7 +199,7 @@ def _advance(engine: _Replica, engines: list[_Replica], done: Simulation, step_t
     scheduler.finish(step)
     if on_step is not None:
         on_step(StepRecord(engines.index(engine), began, ended, step, len(scheduler.running), scheduler.waiting,
-                           engine.pool.used_blocks))
+                           engine.pool.used_blocks, scheduler.running))
 
 
 def _sample(t: float, engines: list[_Replica], done: Simulation) -> tuple:

@@ -30,7 +30,7 @@ from kvlab.studies._kernels_ratios import with_ratios
 from kvlab.studies._kernels_steps import QUOTED, Steps
 from kvlab.studies._run import Case
 
-__all__ = ["METRICS", "SIZES", "cases", "findings", "run"]
+__all__ = ["METRICS", "SIZES", "cases", "findings", "paging_comparison", "run"]
 SIZES = ("smoke", "small", "large")
 METRICS = {**_kernels_ratios.METRICS, **_kernels_steps.METRICS}
 MODEL = "Qwen/Qwen2-72B"                                     # the article's
@@ -83,7 +83,7 @@ def cases(size: str, *, device: str = "cpu", variants: tuple[VariantRef, ...] | 
     for variant in variants or (OWN[kind],):
         workload = Workload.decode(GQA, batch_size=batch, kv_len=512 if size == "smoke" else
                                    32768 if kind == "cuda" else 8192)
-        yield _paging(workload, variant, peers, size, **common)
+        yield paging_comparison(workload, variant, peers, size, **common)
         for kv_len in _contexts(size, kind):
             formats = FORMATS[kind][:2] if size == "smoke" else FORMATS[kind]
             chosen = [*((variant, RANDOM, name) for name in formats), *((*peer, None) for peer in peers)]
@@ -94,7 +94,6 @@ def cases(size: str, *, device: str = "cpu", variants: tuple[VariantRef, ...] | 
         yield _compared(Prompt, Workload.prefill(AttentionShape(1, 1, 128), q_len=n),
                         own or [(name, None) for name in MEMORY[kind]], **common)
     yield from (Steps(spec.name, kv_format) for kv_format in QUOTED)
-
 
 
 def _compared(kind, workload, chosen, **common) -> Comparison:
@@ -129,7 +128,7 @@ def _side_by_side(size: str, kind: str) -> Iterator[tuple[Workload, dict]]:
         yield prompt(8, 2, 2048 if size == "small" else 4096), {}
 
 
-def _paging(workload, variant, peers, size, **common) -> Comparison:
+def paging_comparison(workload, variant, peers, size, **common) -> Comparison:
     """One variant over block sizes and page orders, token order at 16, the contiguous cache twice: an A/A pair."""
     sizes = (16,) if size == "smoke" else BLOCKS
     layouts = [CONTIGUOUS, *(Layout(n, order) for n in sizes for order in ("in_order", "random")),

@@ -1,0 +1,84 @@
+"""What a run of paging says, in words."""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kvlab.studies._run import Finding
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What the PagedAttention paper reports of KV memory that held tokens, before it and with it.
+# Source: Kwon et al., SOSP 2023 (arXiv 2309.06180), section 1 and figure 2.
+QUOTED_BEFORE, QUOTED_WASTE = (0.204, 0.382), 0.04
+WITHIN, LEAST = 0.1, 16         # by how much waste may miss the rule of half a block, and from which block size on
+
+
+def findings(table: pd.DataFrame) -> list[Finding]:
+    """Waste of pages, the rule of half a block, waste of reservations, what fits, what a kernel pays."""
+    ok = table[(table["status"] == "ok") & (table["kind"] != "missing")]
+    found = [*_pages(ok), *_reserved(ok), *_kernel(ok)]
+    return found or [Finding("none", "no finding: the run holds no reading of this study", None, "ratio", None, None,
+                             "missing")]
+
+
+def waste_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows about waste, with the kind of reservation ("" = pages) as a column."""
+    case = rows["case"].map(lambda text: json.loads(text) if text.startswith("{") else {})
+    mine = case.map(lambda one: one.get("question") == "waste")
+    return rows[mine].assign(reserved=case[mine].map(lambda one: one["reserved"]))
+
+
+def _pages(ok) -> Iterator[Finding]:
+    pages = waste_of(ok)
+    pages = pages[(pages["reserved"] == "") & (pages["metric"] == "waste_of_tokens")]
+    counted, rule = (pages[pages["kind"] == kind].set_index("block_size") for kind in ("simulated", "modelled"))
+    if counted.empty:
+        return
+    off = counted["value"] / rule["value"] - 1
+    off = off[off.index >= LEAST]
+    if 16 in counted.index:
+        row = counted.loc[16]
+        yield Finding("waste at 16", f"Blocks of 16 leave room unused for {row['value']:.2%} [{row['low']:.2%}, "
+                      f"{row['high']:.2%}] of the tokens (the PagedAttention paper: less than {QUOTED_WASTE:.0%}).",
+                      float(row["value"]), "ratio", float(row["low"]), float(row["high"]), "simulated")
+    if off.empty:
+        return
+    worst = off.loc[off.abs().idxmax()]
+    verdict = "holds" if abs(worst) <= WITHIN else "does not hold"
+    yield Finding("half a block", f"The rule that a sequence wastes half a block {verdict} within {WITHIN:.0%} from "
+                  f"blocks of {LEAST} on: the largest difference is {worst:+.1%}, at {off.abs().idxmax():.0f} (half a "
+                  "token less than the rule is wasted, which weighs more in smaller blocks).", float(worst), "ratio",
+                  None, None, "simulated")
+
+
+def _reserved(ok) -> Iterator[Finding]:
+    rows = waste_of(ok)
+    held = rows[rows["metric"] == "sequences_held"]
+    pages = held[(held["reserved"] == "") & (held["block_size"] == 16)]
+    for reserved in [one for one in rows["reserved"].unique() if one]:
+        share = rows[(rows["metric"] == "used_share") & (rows["reserved"] == reserved)].iloc[0]
+        fits = held[held["reserved"] == reserved].iloc[0]
+        more = "" if pages.empty else (f"; {fits['value']:.0f} sequences fit where {pages.iloc[0]['value']:.0f} do in "
+                                       "blocks of 16")
+        low, high = QUOTED_BEFORE
+        yield Finding(f"reserved: {reserved}", f"Reserving one piece per sequence ({reserved}), {share['value']:.1%} "
+                      f"[{share['low']:.1%}, {share['high']:.1%}] of the room holds tokens (the paper, of other "
+                      f"engines and traces: {low:.1%} to {high:.1%}){more}.", float(share["value"]), "ratio",
+                      float(share["low"]), float(share["high"]), "simulated")
+
+
+def _kernel(ok) -> Iterator[Finding]:
+    ratios = ok[(ok["metric"] == "to_contiguous") & (ok["page_order"] == "random")].sort_values("block_size")
+    for variant, mine in ratios.groupby("variant"):
+        sixteen = mine[mine["block_size"] == 16]
+        if sixteen.empty:
+            continue
+        row, first, last = sixteen.iloc[0], mine.iloc[0], mine.iloc[-1]
+        yield Finding(f"kernel: {variant}", f"{variant} on random blocks of 16 takes {row['value']:.2f} × "
+                      f"[{row['low']:.2f}, {row['high']:.2f}] the time of one contiguous piece; blocks of "
+                      f"{first['block_size']:.0f}: {first['value']:.2f} ×, of {last['block_size']:.0f}: "
+                      f"{last['value']:.2f} ×.", float(row["value"]), "ratio", float(row["low"]), float(row["high"]),
+                      row["kind"])
