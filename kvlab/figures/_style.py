@@ -160,7 +160,8 @@ def add_footer(figure: Figure, rows: pd.DataFrame, table: pd.DataFrame) -> None:
 def _footer(rows: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
     own = rows[rows["kind"] != "quoted"]
     hardware = [name for name in own["hardware"].unique() if name not in ("", "none")]
-    about = hardware or ["nothing measured: computed from kvlab's catalogue"]
+    told = "simulated" if "simulated" in set(own["kind"]) else "computed from kvlab's catalogue"
+    about = hardware or [f"nothing measured: {told}"]
     about += [name for name in own["dtype"].unique() if name]
     for run in filter(None, own["run_id"].unique()):
         dated = re.match(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)\d\dZ-", run)

@@ -4,8 +4,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kvlab.record.asked import asked
 from kvlab.studies._run import Finding
-from kvlab.studies._serving import asked, value_of
+from kvlab.studies._serving import value_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,10 +1,10 @@
 """What a run of paging says, in words."""
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kvlab.record.asked import asked
 from kvlab.studies._run import Finding
 
 if TYPE_CHECKING:
@@ -24,15 +24,8 @@ def findings(table: pd.DataFrame) -> list[Finding]:
                              "missing")]
 
 
-def waste_of(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows about waste, with the kind of reservation ("" = pages) as a column."""
-    case = rows["case"].map(lambda text: json.loads(text) if text.startswith("{") else {})
-    mine = case.map(lambda one: one.get("question") == "waste")
-    return rows[mine].assign(reserved=case[mine].map(lambda one: one["reserved"]))
-
-
 def _pages(ok) -> Iterator[Finding]:
-    pages = waste_of(ok)
+    pages = asked(ok, "waste")
     pages = pages[(pages["reserved"] == "") & (pages["metric"] == "waste_of_tokens")]
     counted, rule = (pages[pages["kind"] == kind].set_index("block_size") for kind in ("simulated", "modelled"))
     if counted.empty:
@@ -55,7 +48,7 @@ def _pages(ok) -> Iterator[Finding]:
 
 
 def _reserved(ok) -> Iterator[Finding]:
-    rows = waste_of(ok)
+    rows = asked(ok, "waste")
     held = rows[rows["metric"] == "sequences_held"]
     pages = held[(held["reserved"] == "") & (held["block_size"] == 16)]
     for reserved in [one for one in rows["reserved"].unique() if one]:

@@ -1,10 +1,10 @@
 """What a run of prefix_sharing says, in words."""
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kvlab.record.asked import asked
 from kvlab.studies._run import Finding
 
 if TYPE_CHECKING:
@@ -19,15 +19,6 @@ def findings(table: pd.DataFrame) -> list[Finding]:
     found = [*_formula(asked(ok, "sharers")), *_pools(asked(ok, "pool")), *_engine(asked(ok, "engine"))]
     return found or [Finding("none", "no finding: the run holds no reading of this study", None, "ratio", None, None,
                              "missing")]
-
-
-def asked(rows: pd.DataFrame, question: str) -> pd.DataFrame:
-    """The rows of one question, the fields of their cases as columns."""
-    import pandas as pd
-    case = rows["case"].map(lambda text: json.loads(text) if text.startswith("{") else {})
-    mine = case.map(lambda one: one.get("question") == question)
-    fields = pd.DataFrame(list(case[mine]), index=rows.index[mine])
-    return rows[mine].join(fields[[name for name in fields if name not in rows]])
 
 
 def _formula(rows) -> Iterator[Finding]:
@@ -71,6 +62,6 @@ def _engine(rows) -> Iterator[Finding]:
     yield Finding("engine", f"In one engine the prefix cache spares {spared[0]:.0%} of the prompts' computing at "
                   f"{rates[0]:g} requests/s and {spared[1]:.0%} at {rates[-1]:g}, but {low['value']:.0%} "
                   f"[{low['low']:.0%}, {low['high']:.0%}] and {high['value']:.0%} [{high['low']:.0%}, "
-                  f"{high['high']:.0%}] of the memory of running requests: memory is saved only among those alive "
+                  f"{high['high']:.0%}] of the memory per running request: memory is saved only among those alive "
                   f"together. The article's {QUOTED[0]:.0%} to {QUOTED[1]:.0%} {verdict}.",
                   float(high["value"]), "ratio", float(high["low"]), float(high["high"]), "simulated")

@@ -156,13 +156,6 @@ def capacity_of(workload: str, count: int) -> tuple[float, float]:
     return done.finished / done.makespan_s, (BLOCKS - 1) * 16 / mean
 
 
-def asked(table: pd.DataFrame, question: str) -> pd.DataFrame:
-    """The rows of one question, with its label and x as columns."""
-    case = table["case"].map(lambda text: json.loads(text) if text.startswith("{") else {})
-    mine = case.map(lambda one: one.get("question") == question)
-    return table[mine].assign(label=case[mine].map(lambda one: one["label"]), x=case[mine].map(lambda one: one["x"]))
-
-
 def value_of(rows: pd.DataFrame, metric: str, label: str | None = None) -> pd.Series | None:
     """The one row of a metric, of the case with that label; None where there is none with a value."""
     chosen = rows[(rows["metric"] == metric) & (rows["kind"] != "missing")]

@@ -1,0 +1,64 @@
+"""Who owns which block of a small pool: early, when sequences lie in one piece, and after requests have come and gone.
+
+Bears on the claim that paging ends fragmentation: ids of one request's blocks scatter, and nothing is lost by that,
+since any free block serves. Each square is a block, its colour the request; white is free, hatched the null block.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvlab.figures._serving import question
+from kvlab.figures._style import PALETTE, Style
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["STUDY", "draw", "draw_table", "select"]
+STUDY = "paging"
+ACROSS = 32
+
+
+def select(table: pd.DataFrame) -> pd.DataFrame:
+    """The block tables of every snapshot."""
+    return question(table, "block_table", STUDY, "snapshot", "blocks_held")
+
+
+def draw(rows: pd.DataFrame, style: Style) -> Figure:
+    steps = sorted(rows["after_steps"].unique())
+    figure, axes = style.figure(2.2, len(steps))
+    for ax, step in zip(axes, steps):
+        mine = rows[rows["after_steps"] == step]
+        tables = dict(zip(mine["request"], mine["blocks"]))
+        draw_table(ax, tables, int(mine["num_blocks"].iloc[0]))
+        pieces = np.mean([1 + sum(b != a + 1 for a, b in zip(table, table[1:])) for table in tables.values()])
+        ax.set_title(f"after {int(step)} steps: {len(tables)} requests, each in {pieces:.1f} pieces on average",
+                     fontsize=7, loc="left")
+    return figure
+
+
+def draw_table(ax: Axes, tables: dict[str, list[int]], num_blocks: int) -> None:
+    """One square per block id, row by row from the top, in the colour of the request that holds it."""
+    from matplotlib.patches import Rectangle
+    across = min(ACROSS, num_blocks)
+    down = -(-num_blocks // across)
+    shared = {block for blocks in tables.values() for block in blocks}
+    owners = {block: [name for name, blocks in tables.items() if block in blocks] for block in shared}
+    colors = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(tables)}
+    for block in range(num_blocks):
+        held = owners.get(block, [])
+        look = dict(facecolor="white", edgecolor="#cccccc", lw=0.4)
+        if block == 0:
+            look.update(hatch="////")
+        elif len(held) == 1:
+            look.update(facecolor=colors[held[0]])
+        elif held:
+            look.update(facecolor="black")
+        ax.add_patch(Rectangle((block % across, down - 1 - block // across), 1, 1, **look))
+    ax.set(xlim=(0, across), ylim=(0, down), xticks=[], yticks=[], aspect="equal")
+    ax.grid(False)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
