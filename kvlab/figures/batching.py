@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from matplotlib.lines import Line2D
 
 from kvlab.figures._serving import line, question
-from kvlab.figures._style import Style, above, log_axis
+from kvlab.figures._style import Style, above, log_axis, ticks_at
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +53,9 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     policy.set(xlabel="mean TTFT ÷ fcfs (log)", ylabel="p99 TTFT ÷ fcfs (log)", xscale="log", yscale="log")
     for ax in (policy.axvline, policy.axhline):
         ax(1, color="black", lw=0.7, zorder=1)
-    log_axis(policy.xaxis, "ratio")
-    log_axis(policy.yaxis, "ratio")
+    for axis in (policy.xaxis, policy.yaxis):
+        low, high = axis.get_view_interval()
+        shown = [one for one in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10) if low <= one <= high]
+        ticks_at(axis, shown, [f"{one:g} ×" for one in shown])
     above(figure, handles, columns=4)
     return figure

@@ -56,8 +56,11 @@ def _policies(rows) -> Iterator[Finding]:
         preempted = value_of(rows, "preemption_ratio", label)
         if label == "fcfs" or mean is None or tail is None or rate is None or preempted is None:
             continue
-        yield _finding(f"policy: {label}", f"{label[0].upper()}{label[1:]}, against fcfs: mean TTFT {times(mean)}, p99 "
-                       f"TTFT {times(tail)}, tokens/s {times(rate)}: {moved('the mean', mean)}, "
+        long = value_of(rows, "ttft_long_mean_s_ratio", label)
+        others = "" if long is None else f", of prompts from 512 tokens on {times(long)}"
+        name = label[0].upper() + label[1:]
+        yield _finding(f"policy: {label}", f"{name}, against fcfs: mean TTFT {times(mean)}{others}, "
+                       f"p99 {times(tail)}, tokens/s {times(rate)}: {moved('the mean', mean)}, "
                        f"{moved('the tail', tail)}; {preempted['value']:.2f} preemptions per request.", mean)
 
 

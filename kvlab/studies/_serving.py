@@ -33,9 +33,10 @@ ENGINE = Roofline(Work(weight_bytes=16.06e9, flops_per_token=2 * 8.03e9, kv_byte
                   source="roofline of Llama-3.1-8B in bf16 by the data sheet's 1008 GB/s and 165 Tflop/s, times a "
                          "factor fitted on one recorded run of vLLM 0.19")
 METRICS = {"makespan_s": "s", "tokens_per_s": "token/s", "requests_per_s": "request/s", "ttft_mean_s": "s",
-           "ttft_p50_s": "s", "ttft_p99_s": "s", "tpot_mean_s": "s", "tpot_p99_s": "s", "itl_p99_s": "s",
-           "queue_mean_s": "s", "queue_p99_s": "s", "e2e_mean_s": "s", "e2e_p99_s": "s", "preemption_ratio": "ratio",
-           "hit_rate": "ratio", "rejected_share": "ratio", "cut_share": "ratio", "kv_usage_mean": "ratio"}
+           "ttft_p50_s": "s", "ttft_p99_s": "s", "ttft_short_mean_s": "s", "ttft_long_mean_s": "s", "tpot_mean_s": "s",
+           "tpot_p99_s": "s", "itl_p99_s": "s", "queue_mean_s": "s", "queue_p99_s": "s", "e2e_mean_s": "s",
+           "e2e_p99_s": "s", "preemption_ratio": "ratio", "hit_rate": "ratio", "rejected_share": "ratio",
+           "cut_share": "ratio", "kv_usage_mean": "ratio"}
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Serving:
         done = simulate(self.load.requests(seed), SchedulerConfig(**dict(config)), num_blocks=num_blocks,
                         block_size=self.block_size, step_time=ENGINE, on_step=gaps)
         found = done.summary()
-        asked = {"rejected_share": done.rejected / found["requests"],
+        asked = {**_by_length(done), "rejected_share": done.rejected / found["requests"],
                  "cut_share": sum(one.generated < one.request.output_tokens for one in done.served) / found["requests"],
                  "itl_p99_s": gaps.percentile(99), "kv_usage_mean": gaps.usage(num_blocks)}
         return {**{name: found[name] for name in METRICS if name in found}, **asked, **more(done, gaps)}
@@ -143,6 +144,16 @@ def _over_seeds(metric: str, values: Sequence[float | None], unit: str, case: Se
     estimate = t_interval(map(math.log, found)).through(math.exp) if log else t_interval(found)
     ends = dict(low=estimate.low, high=estimate.high) if estimate.n > 1 else {}
     return Reading(metric, estimate.value, unit, "simulated", n=estimate.n, **ends, **about)
+
+
+def _by_length(done: Simulation) -> dict[str, float | None]:
+    """Mean TTFT of the prompts below the threshold of short ones, and of the others; None where there are none."""
+    found = {}
+    for name, short in (("short", True), ("long", False)):
+        times = [one.ttft_s for one in done.served if one.ttft_s is not None
+                 and (one.request.prompt_tokens < done.config.short_threshold) == short]
+        found[f"ttft_{name}_mean_s"] = sum(times) / len(times) if times else None
+    return found
 
 
 def capacity_of(workload: str, count: int) -> tuple[float, float]:
