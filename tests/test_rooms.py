@@ -32,7 +32,7 @@ MAY_IMPORT = {
 # what a person opens: may reach all
 DOORS = {"__init__", "__main__", "api", "cli", "bench", "bench_inputs", "bench_kernels", "bench_models", "listing",
          "report", "show", "doctor", "comparing", "lab", "widgets", "validate", "validate_answers", "validate_cases",
-         "validate_job", "verbs"}
+         "validate_job", "verbs", "show_serving"}
 TOPS = {"studies", "figures", "cli"}
 NO_TORCH = BASE | {"record", "catalog", "kv.block_pool", "kv.prefix", "kv.sizing", "serving", "figures"}
 LATE_TORCH = {"__init__", "__main__", "cli", "kv.formats"}      # inside functions only

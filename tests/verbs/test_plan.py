@@ -1,0 +1,182 @@
+"""kvlab plan: what it prints, what it refuses in one sentence, and its exit codes."""
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from shared_data import shared_data
+
+from kvlab.cli import main
+
+
+@pytest.fixture
+def run_here(monkeypatch, capsys):
+    def called(*arguments):
+        monkeypatch.setattr(sys, "argv", ["kvlab", "plan", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+    return called
+
+
+LLAMA = ("llama-3.1-8b", "--gpu", "RTX 4090", "--util", 0.9, "--max-len", 8192, "--graphs-gib", 0)
+
+
+def test_text_says_terms_kinds_and_what_binds(run_here):
+    code, out, err = run_here(*LLAMA)
+    assert (code, err) == (0, "")
+    for words in ("VRAM             23.52", "weights          14.96", "activation peak", "CUDA graphs       0.00",
+                  "KV pool", "quoted", "modelled", "the pool binds, not max_num_seqs 256", "native", "storage-only",
+                  "the article's (VRAM − weights) ÷ (KV × 1.3 … 1.5)", "(1 − util) × VRAM = 2.35 GiB",
+                  "tp 1 is the least"):
+        assert words in out
+    assert max(map(len, out.splitlines())) <= 200
+
+
+def test_json_is_the_whole_plan(run_here):
+    code, out, _ = run_here(*LLAMA, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert (found["gpu"], found["tp"], found["binds"], found["starts"]) == ("RTX 4090", 1, "pool", True)
+    assert [term["name"] for term in found["terms"]] == ["VRAM", "weights", "non-torch", "activation peak",
+                                                         "CUDA graphs"]
+    assert found["terms"][4]["value"] == 0 and found["pool"]["low"] < found["pool"]["value"] < found["pool"]["high"]
+    assert found["requests"] == (found["blocks"] - 1) // 512
+    assert [row["kv_format"] for row in found["formats"]][:2] == ["bf16", "fp8_e4m3"]
+
+
+def test_every_flag_arrives(run_here):
+    _, out, _ = run_here("qwen2-72b", "--gpu", "H200", "--gpus", 8, "--tp", 4, "--util", 0.8, "--max-num-seqs", 33,
+                         "--max-batched-tokens", 4096, "--block-size", 32, "--max-len", 5000, "--kv-format", "fp8_e4m3",
+                         "--prefix-share", 0.25, "--weights-gib", 140, "--vram-gib", 141, "--non-torch-gib", 1,
+                         "--activation-gib", 2, "--graphs-gib", 3, "--json")
+    found = json.loads(out)
+    assert [found[name] for name in ("gpus", "tp", "replicas", "util", "max_num_seqs", "max_batched_tokens",
+                                     "block_size", "max_len", "kv_format", "prefix_share")] == [
+        8, 4, 2, 0.8, 33, 4096, 32, 5000, "fp8_e4m3", 0.25]
+    assert [term["value"] / 2**30 for term in found["terms"]] == [141, 35, 1, 2, 3]
+    assert found["shared_blocks"] == 1250 // 32
+    _, out, _ = run_here("qwen2-72b", "--gpu", "H200", "--blocks", 1000, "--tp", 1, "--max-len", 100, "--json")
+    assert json.loads(out)["blocks"] == 1000
+    _, out, _ = run_here("qwen2-72b", "--gpu", "H200", "--pool-gib", 5, "--tp", 1, "--max-len", 100, "--json")
+    assert json.loads(out)["blocks"] == 1024
+
+
+def test_what_does_not_start_is_shown_with_exit_code_1(run_here):
+    code, out, _ = run_here("llama-3.1-8b", "--gpu", "RTX 4090")
+    assert code == 1 and "note: does not start: one request of 131,072 tokens takes 8,192 blocks" in out
+
+
+def test_which_gpus(run_here):
+    code, out, _ = run_here("qwen2-72b", "--need", 16, "--max-len", 4096)
+    assert code == 0 and "A100 SXM4 80GB" in out and "16 requests of 4,096 tokens" in out
+    _, out, _ = run_here("qwen2-72b", "--need", 16, "--max-len", 4096, "--json")
+    assert all(option["live"] >= 16 for option in json.loads(out))
+    _, out, _ = run_here("qwen2-72b", "--need", 10**8, "--max-len", 4096)
+    assert "no GPU of the catalogue holds that" in out
+
+
+def test_the_longest_context(run_here):
+    code, out, _ = run_here("llama-3.1-8b", "--gpu", "RTX 4090", "--longest", "--json")
+    found = json.loads(out)
+    assert code == 0 and 30_000 < found["max_len"] < 45_000 and not found["bound_by_context"]
+    code, out, _ = run_here("llama-3.1-8b", "--gpu", "H200", "--longest", "--need", 2)
+    assert code == 0 and "2 requests of up to 131,072 tokens fit at once, the model's whole context (modelled)" in out
+    code, out, _ = run_here("qwen2-72b", "--gpu", "T4", "--longest")
+    assert code == 1 and "do not fit at any length" in out
+
+
+def test_lengths_of_a_trace(run_here, tmp_path):
+    trace = tmp_path / "own.jsonl"
+    trace.write_text("".join(json.dumps(dict(id=str(i), arrival_s=i, prompt_tokens=100, output_tokens=60)) + "\n"
+                             for i in range(3)))
+    code, out, _ = run_here(*LLAMA, "--requests", trace)
+    assert code == 0 and "mean, complete" in out and "10.0" in out
+    code, _, err = run_here(*LLAMA, "--requests", tmp_path / "absent.jsonl")
+    assert code == 2 and "absent.jsonl" in err
+
+
+def test_lengths_of_a_real_trace(run_here):
+    code, out, _ = run_here("llama-3.1-8b", "--gpu", "H200", "--max-len", 16384, "--requests",
+                            shared_data("traces/azure_2023_conv.csv"), "--json")
+    found = {row["name"]: row for row in json.loads(out)["lengths"]}
+    assert code == 0 and 1300 < found["mean, complete"]["tokens"] < 1450
+    assert found["p50, complete"]["requests"] > found["p99, complete"]["requests"] > found["longest"]["requests"]
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ((), "say which MODEL"),
+    (("llama-3.1-8b",), "say which --gpu"),
+    (("llama-3.1-8b", "--gpu", "H20O"), "Did you mean"),
+    (("lama-3.1-8b", "--gpu", "H200"), "Did you mean"),
+    (("deepseek-v3", "--gpu", "H200", "--gpus", 8), "give --weights-gib"),
+    (("llama-3.1-8b", "--gpu", "H200", "--gpus", 3, "--tp", 2), "no multiple of tp=2"),
+    (("llama-3.1-8b", "--gpu", "H200", "--gpus", 5, "--tp", 5), "does not fit the heads"),
+    (("llama-3.1-8b", "--gpu", "H200", "--gpus", 0), "gpus=0"),
+    (("llama-3.1-8b", "--gpu", "H200", "--util", 1.5), "util=1.5"),
+    (("llama-3.1-8b", "--gpu", "H200", "--kv-format", "int4/channel/g32"), "splits the scale groups"),
+    (("llama-3.1-8b", "--gpu", "H200", "--kv-format", "fp9"), "no KV format named 'fp9'"),
+    (("llama-3.1-8b", "--gpu", "T4"), "needs at least 2 GPUs"),
+    (("llama-3.1-8b", "--gpu", "H200", "--need", 4), "leave --gpu out"),
+    (("llama-3.1-8b", "--longest"), "--longest needs the --gpu"),
+    (("llama-3.1-8b", "--gpu", "H200", "--longest", "--max-len", 5), "give one of them"),
+    (("llama-3.1-8b", "--check-logs", "a.csv"), "stand alone"),
+    (("--check-logs", "a.csv", "--from-log", "b.log"), "stand alone")])
+def test_wrong_use_is_one_sentence(run_here, arguments, words):
+    code, out, err = run_here(*arguments)
+    assert (code, out) == (2, "")
+    assert words in err and err.startswith("kvlab: ") and err.count("\n") == 1
+
+
+def test_check_logs_prints_the_rows_it_is_given(run_here, monkeypatch, tmp_path):
+    made = [dict(id="1", verdict="agreed", what="gpu_blocks", logged=2588, predicted=2588, note=""),
+            dict(id="x\x1b[2J", verdict="unmatched", what="kv_tokens", logged=None, predicted=None, note="no model")]
+    monkeypatch.setitem(sys.modules, "kvlab.serving.server_logs", SimpleNamespace(
+        check=lambda path: made, summary=lambda found: dict(agreed=1, explained=0, unexplained=0, unmatched=1)))
+    code, out, _ = run_here("--check-logs", tmp_path / "logs.csv", "--json")
+    assert code == 0 and json.loads(out) == made
+    _, out, _ = run_here("--check-logs", tmp_path / "logs.csv")
+    assert "1 agreed, 0 explained, 0 unexplained, 1 unmatched" in out
+    assert "2,588" in out and "\x1b" not in out and "\\x1b" in out
+
+
+def test_the_table_of_real_logs(run_here):
+    logs = shared_data("server_logs.csv")
+    code, out, _ = run_here("--check-logs", logs, "--json")
+    found = json.loads(out)
+    assert code == 0 and set(found[0]) == {"id", "verdict", "what", "logged", "predicted", "note"}
+    verdicts = [row["verdict"] for row in found]
+    _, out, _ = run_here("--check-logs", logs)
+    assert out.splitlines()[-1] == ", ".join(
+        f"{verdicts.count(word)} {word}" for word in ("agreed", "explained", "unexplained", "unmatched"))
+
+
+LOG = """INFO worker.py: Initializing a V0 LLM engine (v0.7.3) with config: model='meta-llama/Meta-Llama-3-8B', \
+tensor_parallel_size=1
+INFO worker.py: model weights take 14.96GiB; the rest of the memory reserved for KV Cache is 53.29GiB.
+INFO executor_base.py: # CUDA blocks: 27284, # CPU blocks: 2048 \x1b]0;bell\x07
+"""
+
+
+def test_from_log_says_what_was_read_where_and_how_it_is_judged(run_here, tmp_path):
+    log = tmp_path / "vllm.log"
+    log.write_text(LOG)
+    code, out, _ = run_here("--from-log", log, "--json")
+    found = json.loads(out)
+    assert (code, found["weights_gib"], found["gpu_blocks"]) == (0, "14.96", "27284")
+    assert (found["check"]["verdict"], found["check"]["predicted"] in (2048, 27284)) == ("agreed", True)
+    _, out, _ = run_here("--from-log", log)
+    assert "14.96" in out and "# CUDA blocks: 27284" in out and "\nagreed: " in out and "\x1b" not in out
+    log.write_text("nothing of the kind")
+    code, _, err = run_here("--from-log", log)
+    assert code == 2 and err.count("\n") == 1
+
+
+def test_planning_loads_neither_torch_nor_pandas():
+    code = ("import sys; sys.argv = ['kvlab', 'plan', 'llama-3.1-8b', '--gpu', 'H200']\n"
+            "from kvlab.cli import main\n"
+            "try: main()\n"
+            "except SystemExit: pass\n"
+            "print(sorted({'torch', 'matplotlib', 'pandas'} & set(sys.modules)), file=sys.stderr)")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr.strip() == "[]"
