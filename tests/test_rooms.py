@@ -30,7 +30,8 @@ MAY_IMPORT = {
     "figures": BASE | {"record", "catalog", "kv.sizing"},
 }
 # what a person opens: may reach all
-DOORS = {"__init__", "__main__", "api", "cli", "bench", "bench_inputs", "bench_kernels", "bench_models", "listing",
+DOORS = {"__init__", "__main__", "api", "cli", "bench", "bench_inputs", "bench_kernels", "bench_models",
+         "bench_serving", "bench_simulator", "listing",
          "report", "show", "doctor", "comparing", "lab", "widgets", "validate", "validate_answers", "validate_cases",
          "validate_job", "verbs", "show_serving"}
 TOPS = {"studies", "figures", "cli"}

@@ -203,7 +203,7 @@ def check_logs() -> list[dict]:
         peak = activation(of, Load(tp, int(row["sampled"]), int(row["batched"])))
         left = pool(util, vram, [given("weights", float(row["weights_gib"])), non_torch(tp), peak])
         found.append(dict(id=row["id"], model=row["model"], engine=row["engine"], fitted=row["fitted"] == "yes",
-                          logged_gib=logged,
+                          logged_gib=logged, vram_gib=vram.value / GiB, weights_gib=float(row["weights_gib"]),
                           pool_gib=left.value / GiB, low_gib=left.low / GiB, high_gib=left.high / GiB,
                           inside=left.low <= logged * GiB <= left.high,
                           error=(left.value / GiB - logged) / logged if logged > 0 else None,
