@@ -48,7 +48,8 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     style.bars(pools, both["logged"], both, Look(PALETTE[0], "o"), kind="modelled", ls="")
     ends = [both["logged"].min() * 0.8, both["logged"].max() * 1.25]
     pools.plot(ends, ends, color="black", lw=0.8)
-    pools.set(xscale="log", yscale="log", xlabel="KV pool as logged\n(GiB, log)", ylabel="KV pool as modelled (GiB, log)")
+    pools.set(xscale="log", yscale="log", xlabel="KV pool as logged\n(GiB, log)",
+              ylabel="KV pool as modelled (GiB, log)")
     for axis in (pools.xaxis, pools.yaxis):
         log_axis(axis, "count")
     needed = rows[(rows["metric"] == "safety_factor")].sort_values("value", ignore_index=True)

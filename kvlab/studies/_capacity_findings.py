@@ -59,6 +59,7 @@ def _factor(rows) -> Iterator[Finding]:
     within = int(had["value"].between(low, high).sum())
     none = len(factors) - len(had)
     verdict = "refuted" if within < len(had) / 2 else "conditional"
-    yield Finding("safety factor", f"The factor that (VRAM − weights) had to be divided by lay between "
+    yield Finding("safety factor", "The factor that (VRAM − weights) had to be divided by lay between "
                   f"{had['value'].min():.2f} and {had['value'].max():.2f}; {low} to {high} covers {within} of "
-                  f"{len(had)} servers, and {none} could not start at all: {verdict}.", float(had["value"].median()), "ratio", float(had["value"].min()), float(had["value"].max()), "quoted")
+                  f"{len(had)} servers, and {none} could not start at all: {verdict}.", float(had["value"].median()),
+                  "ratio", float(had["value"].min()), float(had["value"].max()), "quoted")

@@ -39,7 +39,7 @@ class Logs:
         """predicted ÷ logged of each line, with its verdict; missing, with the reason, where nothing is compared."""
         lines = rows_of("server_logs.csv")
         for line, found in zip(lines, check(lines)):
-            about = dict(source=line["source"][:200], hardware=line["gpu"] or "not stated", note=found["note"])
+            about = dict(source=line["source"][:200], hardware="as each log says", note=found["note"])
             if found["predicted"] is None or not found["logged"]:
                 about.pop("note")
                 reading = missing("predicted_to_logged", "ratio", found["note"] or "the log says 0", **about)
@@ -48,7 +48,7 @@ class Logs:
                                   method=f"block model: {found['what']}", denominator=f"the log: {found['logged']}",
                                   **about)
             shown = dict(question="log", id=found["id"], verdict=found["verdict"], what=found["what"],
-                         engine=line["engine_version"])
+                         engine=line["engine_version"], gpu=line["gpu"])
             yield _row(self, found["id"], shown, reading, line["model"])
 
 
@@ -68,7 +68,7 @@ class Budgets:
         for line in check_logs():
             shown = dict(question="budget", id=line["id"], engine=line["engine"], fitted=line["fitted"],
                          inside=line["inside"], vram_gib=line["vram_gib"], weights_gib=line["weights_gib"])
-            about = dict(source=line["source"][:200], hardware="see the log")
+            about = dict(source=line["source"][:200], hardware="as each log says")
             readings = [Reading("pool_gib", line["logged_gib"], "GiB", "quoted", method="the log", **about),
                         Reading("pool_gib", line["pool_gib"], "GiB", "modelled", low=line["low_gib"],
                                 high=line["high_gib"], method="util × VRAM − weights − non-torch − activation peak",
