@@ -10,7 +10,7 @@ from kvlab.kv.block_pool import NULL_BLOCK, BlockPool, BrokenInvariant, OutOfBlo
 
 
 def snapshot(pool: BlockPool):
-    return list(pool._free), list(pool._ref_counts)
+    return pool._queue(), list(pool._ref_counts)
 
 
 def test_allocate_rounds_up_and_skips_the_null_block():
@@ -22,12 +22,12 @@ def test_allocate_rounds_up_and_skips_the_null_block():
     assert [pool.ref_count(i) for i in range(6)] == [0, 1, 1, 1, 1, 0]
 
 
-def test_freed_blocks_are_reused_oldest_first_and_a_table_tail_first():
+def test_blank_blocks_are_reused_last_freed_first_and_a_table_tail_first():
     pool = BlockPool(num_blocks=8, block_size=4)
     a, b = pool.allocate(12), pool.allocate(8)                  # 1 2 3 and 4 5; 6 and 7 were never used
     pool.free(a)
     pool.free(b)
-    assert pool.allocate(7 * 4) == [6, 7, 3, 2, 1, 5, 4]
+    assert pool.allocate(7 * 4) == [5, 4, 3, 2, 1, 6, 7]
 
 
 def test_append_grows_only_past_a_block_boundary():
@@ -75,8 +75,7 @@ def test_shared_blocks_outlive_the_first_owner():
 
 def test_slot_mapping_by_hand():
     pool = BlockPool(num_blocks=8, block_size=4)
-    pool.free(pool.allocate(12))                                # the queue is now 4 5 6 7 3 2 1
-    pool.free(pool.allocate(16))                                # and now 3 2 1 7 6 5 4
+    pool.free(pool.allocate(12))                                # the queue is now 3 2 1 4 5 6 7
     table = pool.allocate(10)
     assert table == [3, 2, 1]
     assert pool.slot_mapping(table, 2, 5) == [14, 15, 8, 9, 10]
@@ -147,15 +146,26 @@ def test_a_table_freed_twice_is_refused():
     (lambda pool: pool._ref_counts.__setitem__(1, 0), "free"),
     (lambda pool: pool._ref_counts.append(0), "6 counts for 5 blocks"),
     (lambda pool: pool._ref_counts.__setitem__(NULL_BLOCK, 1), "null block"),
-    (lambda pool: pool._free.__setitem__(NULL_BLOCK, None), "null block"),
-    (lambda pool: pool._free.__setitem__(1, None), "free"),
-    (lambda pool: pool._free.popitem(), "free"),
-    (lambda pool: (pool._free.popitem(), pool._free.__setitem__(1, None)), "block 1 has count 1 and is free"),
+    (lambda pool: pool._blank.append(NULL_BLOCK), "null block"),
+    (lambda pool: pool._blank.append(1), "free"),
+    (lambda pool: pool._blank.append(4), "twice in the free queue"),
+    (lambda pool: pool._blank.pop(), "free"),
+    (lambda pool: pool._blank.__setitem__(0, 1), "block 1 has count 1 and is free"),
     (lambda pool: pool._ref_counts.__setitem__(1, 2), "block 1 has count 2 and is in 1 tables"),
+    (lambda pool: pool._hashes.__setitem__(4, "d"), "waits as blank and has a hash"),
+    (lambda pool: pool._hashes.__setitem__(3, None), "waits as remembered without a hash"),
+    (lambda pool: pool._hashes.__setitem__(2, "b"), "found by hash are not those that have one"),
+    (lambda pool: pool._hashes.__setitem__(1, None), "found by hash are not those that have one"),
+    (lambda pool: pool._hashes.__setitem__(1, "b"), "found by hash are not those that have one"),
+    (lambda pool: pool._found.pop("a"), "found by hash are not those that have one"),
+    (lambda pool: pool._twins.__setitem__("a", []), "a hash has further blocks and no first one"),
 ])
 def test_check_finds_each_kind_of_damage(damage, message):
     pool = BlockPool(num_blocks=5, block_size=4)
-    table = pool.allocate(6)
+    table, other = pool.allocate(6), pool.allocate(4)           # 1 2 and 3; 4 was never used
+    pool.remember(1, "a")
+    pool.remember(3, "c")
+    pool.free(other)
     pool.check([table])
     damage(pool)
     with pytest.raises(BrokenInvariant, match=message):
@@ -246,12 +256,12 @@ class AnySequenceOfOperations(RuleBasedStateMachine):
     def free_table(self, sequence):
         self.live = [other for other in self.live if other is not sequence]
         self.pool.free(sequence[0])
-        self.free += [block_id for block_id in reversed(sequence[0]) if not self.holders(block_id)]
+        self.free[:0] = [block_id for block_id in reversed(sequence[0]) if not self.holders(block_id)]
 
     @invariant()
     def holds_together(self):
         self.pool.check([table for table, _ in self.live])
-        assert list(self.pool._free) == self.free
+        assert self.pool._queue() == self.free
         assert self.pool.free_blocks == len(self.free)
         assert self.pool.used_blocks == len({block_id for table, _ in self.live for block_id in table})
         for table, tokens in self.live:
