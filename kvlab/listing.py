@@ -95,8 +95,17 @@ def metrics() -> Iterator[dict]:
             yield dict(name=metric, unit=unit, origin=f"study {name}")
 
 
+def engines() -> Iterator[dict]:
+    """Serving engines and what they do with their KV cache, one answer a line; empty = no source at hand."""
+    from kvlab.catalog.engines import engines as all_of
+    for found in all_of().values():
+        for aspect, cell in found.cells.items():
+            yield dict(name=found.name, aspect=aspect, what=cell.what, version=cell.version, source=cell.source)
+
+
 def _first_line(thing) -> str:
     return (thing.__doc__ or "").strip().split("\n")[0]
 
 
-LISTS = {f.__name__: f for f in (models, gpus, variants, formats, probes, studies, figures, metrics, texts)}
+LISTS = {f.__name__: f for f in (models, gpus, variants, formats, probes, studies, figures, metrics, texts,
+                                   engines)}

@@ -1,0 +1,144 @@
+"""Command lines that start an engine, wherever a text holds them, and the flags they are given.
+
+A flag is taken only from a command whose engine is known: `vllm serve`, `python -m sglang.launch_server`,
+`text-generation-launcher`, `llama-server`, or what follows an engine's container image. All else that looks like a
+flag belongs to somebody else.
+"""
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterator
+
+from kvlab.serving._lint_mention import Mention
+
+SERVE, BENCH, ANY = ("serve",), ("serve", "bench"), ("serve", "bench", "other", "diffusion")
+START = r"(?<![\w./-])"
+COMMANDS = [                                                 # (pattern, engine, scopes of its flags)
+    (START + r"vllm\s+serve\b", "vllm", SERVE),
+    (START + r"vllm\s+bench\b", "vllm", BENCH),
+    (START + r"vllm\s+(?:chat|complete|run-batch|launch)\b(?=\s+-)", "vllm", ANY),
+    (r"-m\s+vllm\.entrypoints\.(?:openai\.)?api_server\b", "vllm", SERVE),
+    (r"-m\s+vllm\.entrypoints\.[\w.]+", "vllm", ANY),
+    (r"-m\s+sglang\.launch_server\b", "sglang", ANY),
+    (START + r"sglang\s+serve\b", "sglang", ANY),
+    (START + r"text-generation-launcher\b", "tgi", SERVE),
+    (r"(?<![\w-])llama-server(?:\.exe)?(?![\w-])", "llama.cpp", SERVE)]
+IMAGES = [(r"(?<![\w.-])(?:[\w.-]+/)*vllm/vllm-(?:openai|cpu|tpu)[\w-]*(?:[:@][\w.:-]+)?", "vllm", SERVE),
+          (r"(?<![\w.-])(?:ghcr\.io/)?huggingface/text-generation-inference(?:[:@][\w.:-]+)?", "tgi", SERVE),
+          (r"(?<![\w.-])ghcr\.io/[\w-]+/llama\.cpp:server[\w.-]*", "llama.cpp", SERVE)]
+COMMAND = re.compile("|".join(f"(?P<c{i}>{pattern})" for i, (pattern, _, _) in enumerate(COMMANDS + IMAGES)))
+RUN = re.compile(r"\b(?:docker|podman|nerdctl|apptainer|singularity)\s+(?:container\s+)?run\b(?!.*\s--entrypoint[\s=])")
+END = re.compile(r"\|\||&&|[|;`]|\s&(?=\s|$)|\s>{1,2}\s|\s2>|(?<=\s)#|(?<![\w=,{:\[-])\)|</|\s--\s|。|，")
+FLAG = re.compile(r"(?<![^\s\"'(\[,])(--[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9])(?=$|[=\s\"',.:)\]\\])")
+NEXT_COMMAND = re.compile(r"(?<![\w./-])(?:curl|python3?|docker|git|pip|uv|sudo|export|helm|kubectl)\s")
+
+
+def logical_lines(text: str, line: int) -> Iterator[tuple[int, str, list[int]]]:
+    """Lines with what a trailing backslash continues joined on; with the line number of every character."""
+    rows = text.split("\n")
+    index = 0
+    while index < len(rows):
+        first, joined, numbers = index, "", []
+        while True:
+            row = rows[index]
+            more = bool(re.search(r"\\\s*$", row)) and index + 1 < len(rows)
+            row = re.sub(r"\\\s*$", " ", row) if more else row
+            joined += row
+            numbers += [line + index] * len(row)
+            index += 1
+            if not more:
+                break
+        yield line + first, joined, numbers + [line + index - 1]
+
+
+def engine_of(match: re.Match) -> tuple[str, tuple[str, ...]]:
+    """Engine and scopes of a match of COMMAND."""
+    _, engine, scopes = (COMMANDS + IMAGES)[int(match.lastgroup[1:])]
+    return engine, scopes
+
+
+def _image(match: re.Match) -> bool:
+    return int(match.lastgroup[1:]) >= len(COMMANDS)
+
+
+def flags_of(text: str, engine: str, scopes: tuple[str, ...], line_of) -> list[Mention]:
+    """The long flags of the rest of one command."""
+    return [Mention("flag", match.group(1), line_of(match.start(1)), engine, scopes) for match in FLAG.finditer(text)]
+
+
+def commands(text: str, line: int) -> list[Mention]:
+    """Flags of every engine command in a text."""
+    found = []
+    for _, joined, numbers in logical_lines(text, line):
+        matches = list(COMMAND.finditer(joined))
+        for index, match in enumerate(matches):
+            start, stop = match.end(), matches[index + 1].start() if index + 1 < len(matches) else len(joined)
+            rest = joined[start:stop]
+            if _image(match) and not (RUN.search(joined[:match.start()]) and re.match(r"[\"']?\s+-", rest)):
+                continue                                     # pulled, built or given a command of its own
+            if (quote := joined[match.start() - 1:match.start()]) in ("'", '"') and quote in rest:
+                rest = rest[:rest.index(quote)]
+            for limit in (END, NEXT_COMMAND):
+                if cut := limit.search(rest):
+                    rest = rest[:cut.start()]
+            found += flags_of(rest, *engine_of(match), line_of=lambda at, first=start, lines=numbers: lines[first + at])
+    return found
+
+
+def arguments(words: list[tuple[str, int]]) -> list[Mention]:
+    """Flags of a command given as a list of words, each with its line: subprocess.run(["vllm", "serve", …])."""
+    joined = " ".join(word for word, _ in words)
+    match = COMMAND.search(joined)
+    if not match or (_image(match) and not RUN.search(joined[:match.start()])):
+        return []
+    engine, scopes = engine_of(match)
+    found, at = [], 0
+    for word, line in words:
+        flag = FLAG.match(word)
+        if at >= match.start() and flag:
+            found.append(Mention("flag", flag.group(1), line, engine, scopes))
+        at += len(word) + 1
+    return found
+
+
+IMAGE = re.compile(r"^\s*(?:-\s+)?(?:image|repository)\s*:\s*[\"']?(?P<image>[^\s\"'#]+)")
+LISTED = re.compile(r"^\s*-\s+[\"']?(--[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9])(?=$|[=\s\"'])")
+
+
+def listed(text: str, line: int) -> list[Mention]:
+    """Flags in the argument lists of a YAML file: the nearest image above (else below) says whose they are.
+
+    Lists that begin with the engine's own command (`- vllm`, `- serve`) or hold a whole command line need no image.
+    """
+    rows = text.split("\n")
+    images = [(index, m["image"]) for index, row in enumerate(rows) if (m := IMAGE.match(row))]
+    found = []
+    for index, row in enumerate(rows):
+        inline = re.match(r"^\s*(?:args|command|entrypoint)\s*:\s*(\[.*)", row)
+        names = FLAG.findall(inline[1]) if inline else [m[1]] if (m := LISTED.match(row)) else []
+        if not names or COMMAND.search(row):
+            continue
+        whose = _list_engine(rows, index) or _image_engine(images, index)
+        if whose:
+            found += [Mention("flag", name, line + index, *whose) for name in names]
+    return found
+
+
+def _list_engine(rows: list[str], index: int):
+    """The engine of the command whose words stand above in the same list or in its `command:`."""
+    words = []
+    for above in range(index, max(index - 80, -1), -1):
+        row = rows[above].strip()
+        if row and not re.match(r"-|#|(args|command|entrypoint)\s*:", row):
+            break
+        words.append(re.sub(r"[\"',\[\]]", " ", re.sub(r"^(- |args:|command:|entrypoint:)", "", row)))
+    match = COMMAND.search(re.sub(r"\s+", " ", " ".join(reversed(words))))
+    return engine_of(match) if match else None
+
+
+def _image_engine(images: list[tuple[int, str]], index: int):
+    at = bisect.bisect(images, index, key=lambda image: image[0])
+    nearest = images[at - 1][1] if at else images[0][1] if images else ""
+    match = COMMAND.search(nearest)
+    return engine_of(match) if match else None
