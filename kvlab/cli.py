@@ -79,8 +79,8 @@ def size(model: Annotated[str, typer.Argument(help="A name from `kvlab ls models
 
 
 @app.command()
-def ls(what: Annotated[str, typer.Argument(help="models, gpus, variants, formats, probes, studies, figures, "
-                                                "metrics, texts")] = "",
+def ls(what: Annotated[str, typer.Argument(help="models, gpus, engines, variants, formats, probes, studies, "
+                                                "figures, metrics, texts")] = "",
        as_json: Json = False) -> None:
     """List what kvlab knows; variants and probes with why they cannot run here."""
     from kvlab.listing import LISTS
@@ -303,10 +303,11 @@ def check(variant: Annotated[str, typer.Argument(help="path/to/file.py:Class, or
 
 
 @app.command()
-def compare(a: Annotated[str, typer.Argument(help="A run (directory, id, study for its newest), a file of results, or "
-                                                  "a variant.")],
+def compare(a: Annotated[str, typer.Argument(help="A run (directory, id, study for its newest), a file of results, "
+                                                  "kvlab's or of aiperf, guidellm, vllm bench serve, or a variant.")],
             b: Annotated[str, typer.Argument(help="Of the same sort: what is compared with A.")],
-            metric: Annotated[str, typer.Option(help="A name from `kvlab ls metrics`.")] = "latency_s",
+            metric: Annotated[str | None, typer.Option(help="A name from `kvlab ls metrics`; default: latency_s, of "
+                                                            "two files of load generators all both have.")] = None,
             run: Annotated[str | None, typer.Option(help="The run that both variants are of; default: the newest "
                                                          "that has them.")] = None,
             by: Annotated[str | None, typer.Option(help="Comma-separated columns that make a case; default: all.")
@@ -316,12 +317,14 @@ def compare(a: Annotated[str, typer.Argument(help="A run (directory, id, study f
     """Say case by case whether B is FASTER, SLOWER, the SAME or AMBIGUOUS against A, with intervals."""
     from kvlab.comparing import as_json as plain
     from kvlab.comparing import compare as compare_sides
-    from kvlab.comparing import print_comparison
+    from kvlab.comparing import default_metrics, print_comparison
     columns = None if by is None else [name.strip() for name in by.split(",") if name.strip()]
-    found = compare_sides(a, b, metric=metric, run=run, by=columns, margin=margin)
+    found = [compare_sides(a, b, metric=name, run=run, by=columns, margin=margin)
+             for name in ([metric] if metric else default_metrics(a, b))]
     if as_json:
-        return _print_json(plain(found))
-    print_comparison(found)
+        return _print_json(plain(found[0]) if len(found) == 1 else [plain(table) for table in found])
+    for table in found:
+        print_comparison(table, briefly=table is not found[-1])
 
 
 @app.command()

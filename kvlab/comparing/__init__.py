@@ -14,6 +14,7 @@ from kvlab.record.reading import COLUMNS, CONTEXT
 from kvlab.record.statistics import aa_resolution
 from kvlab.record.wide import strength
 from kvlab.registry import no_such
+from kvlab.serving.bench_files import DEFAULT_METRICS, is_bench, read_bench
 from kvlab.units import display
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def compare(a, b, *, metric: str = "latency_s", run=None, by: Sequence[str] | No
             profiles: Path | str = "profiles") -> pd.DataFrame:
     """B against A, one line per case that both hold: ratio B / A with an interval, and a verdict.
 
-    a, b: two runs (directory, id, file of results, result table, or a study's name for its newest run), or two
+    a, b: two runs (directory, id, file of results, result table, a study's name for its newest run, or what aiperf,
+    guidellm or `vllm bench serve` wrote), or two
     variants of `run` (default: the newest run under `profiles` that holds both). by: columns in which two rows must
     agree to be of one case; default all that say what was looked at, of two variants the layout only if one of them
     has several.
@@ -78,6 +80,15 @@ def compare(a, b, *, metric: str = "latency_s", run=None, by: Sequence[str] | No
         only_in_a=[_label(row, told, missing_b.get(key)) for key, (row, *_) in cases_a.items() if key not in cases_b],
         only_in_b=[_label(row, told, missing_a.get(key)) for key, (row, *_) in cases_b.items() if key not in cases_a])
     return table
+
+
+def default_metrics(a: str, b: str) -> list[str]:
+    """What to compare where no metric is given: of two files of load generators all that both have, else latency_s."""
+    paths = [Path(name) for name in (a, b)]
+    if not all(map(is_bench, paths)):
+        return ["latency_s"]
+    known = [set(read_bench(path).table()["metric"]) for path in paths]
+    return [name for name in DEFAULT_METRICS if name in known[0] & known[1]] or [DEFAULT_METRICS[0]]
 
 
 def _columns(by, both, metric, variants) -> tuple[str, ...]:
@@ -211,8 +222,11 @@ def as_json(table: pd.DataFrame) -> dict:
     return {**table.attrs, "summary": summary(table), "cases": plain.to_dict("records")}
 
 
-def print_comparison(table: pd.DataFrame) -> None:
-    """The table with the columns that differ between its cases, what to know of it, and the summary line."""
+def print_comparison(table: pd.DataFrame, briefly: bool = False) -> None:
+    """The table with the columns that differ between its cases, what to know of it, and the summary line.
+
+    briefly: table and summary only, where another metric of the same two follows.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -235,6 +249,8 @@ def print_comparison(table: pd.DataFrame) -> None:
         print(printable(f"A = {about['a']}, B = {about['b']}{', in ' + about['run'] if about['run'] else ''}; "
                         f"all: {_label(fixed, fixed)}"))
         Console(width=None if sys.stdout.isatty() else 160).print(shown)
+    if briefly:
+        return print(f"{printable(summary(table))}\n")
     for words, name in (("only in A", "only_in_a"), ("only in B", "only_in_b"), ("not compared", "kinds_differ")):
         for line in about[name][:5]:
             print(f"{words}: {printable(line)}")

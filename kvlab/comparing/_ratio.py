@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kvlab.comparing._sides import Side
+from kvlab.serving.bench_files import PER_REQUEST
 
 LARGEST_SAMPLES = 2**26                                                     # bytes of a file of samples
 
@@ -64,7 +65,7 @@ def interval(side_a: Side, one: dict, side_b: Side, other: dict) -> tuple[float 
 
     A modelled number has no interval and is exact.
     """
-    if one["metric"] == "latency_s" == other["metric"]:
+    if one["metric"] == other["metric"] and one["metric"] in ("latency_s", *PER_REQUEST):
         samples = [_samples(side, row) for side, row in ((side_a, one), (side_b, other))]
         if all(s is not None and len(s) > 1 and sum(map(len, s)) > 5 for s in samples):
             together = (one["run_id"], one["comparison_id"]) == (other["run_id"], other["comparison_id"])
@@ -122,10 +123,12 @@ def ratio_interval(a: list, b: list, together: bool, draws: int = 1000) -> tuple
 
 
 def _samples(side: Side, row: dict) -> list | None:
-    """Samples of the case by round; None where the run kept none, or none that can be read.
+    """Samples of the case by round; None where the run or file kept none, or none that can be read.
 
     Without those taken while the GPU was slowed down, if the reading is without them: its n tells.
     """
+    if side.samples is not None:
+        return side.samples.get((row["case_id"], row["metric"]))
     if side.run is None or not row["artifact"]:
         return None
     path = (side.run / row["artifact"]).resolve()

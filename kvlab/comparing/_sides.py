@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlab.record.environment import Manifest
 from kvlab.record.store import find_run, read_table
 from kvlab.registry import no_such
+from kvlab.serving.bench_files import is_bench, of_scrapes, read_bench
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,12 +21,20 @@ UNCOMPARED = ("load_average", "gpus_note", "last_level_cache_source")       # of
 
 @dataclass
 class Side:
-    """One half: what it is called, its rows, all rows of where they are from, and the run directory, if it is one."""
+    """One half: what it is called, its rows, all rows of where they are from, and the run directory, if it is one.
+
+    samples: (case id, metric) -> samples by round, of a load generator's file; remarks: what to know of such a file;
+    load: what was offered, of one with a single benchmark; model: its name for the model.
+    """
     name: str
     rows: pd.DataFrame
     table: pd.DataFrame
     run: Path | None = None
     source: str = ""                            # of a variant: the name of the run or file that it is from
+    samples: dict | None = None
+    remarks: tuple[str, ...] = ()
+    load: str = ""
+    model: str = ""
     manifest: Manifest | None = field(init=False, default=None)
 
     def __post_init__(self):
@@ -56,17 +66,29 @@ def sides(a, b, run, profiles: Path) -> tuple[Side, Side, bool]:
 
 
 def _opened(place) -> Side:
+    if isinstance(place, Path) and is_bench(place):
+        return _bench_side(place, place.stat().st_mtime_ns)
     if isinstance(place, Path):
         table = read_table(place)
+        if set(table["study"]) == {"watch"}:
+            table = of_scrapes(table)
         return Side(place.name, table, table, place if place.is_dir() else None)
     run = Path(place.attrs["run"]) if "run" in place.attrs else None
     return Side(run.name if run else "a table", place, place, run if run and run.is_dir() else None)
 
 
+@lru_cache(maxsize=4)                           # one comparison asks for several metrics
+def _bench_side(path: Path, changed: int) -> Side:
+    bench = read_bench(path)
+    table = bench.table()
+    return Side(path.name, table, table, samples=bench.samples(), remarks=tuple(bench.remarks), model=bench.model,
+                load=bench.cases[0].load if len(bench.cases) == 1 else "")
+
+
 def _place(text: str, profiles: Path) -> Path | None:
     """The file or run directory that is meant; None where the text names none. Of a study, its newest run."""
     path = Path(text)
-    if path.suffix in FILES and path.is_file() or (path / "manifest.json").is_file():
+    if path.suffix in FILES and path.is_file() or (path / "manifest.json").is_file() or is_bench(path):
         return path
     of_study = [run for run in _runs(profiles).values() if run.parent.name == text]
     if of_study:
@@ -106,6 +128,9 @@ def differences(a: Side, b: Side) -> list[str]:
     """One sentence for each thing that differs between the machines, the software and the sources of two runs."""
     hardware = [", ".join(sorted({h for h in side.rows["hardware"] if h and h != "none"})) for side in (a, b)]
     said = [f"hardware differs: {hardware[0]} / {hardware[1]}"] if hardware[0] != hardware[1] else []
+    said += [f"{name} differs: {_short(one)} / {_short(other)}" for name, one, other in (
+        ("model", a.model, b.model), ("load", a.load, b.load)) if one and other and one != other]
+    said += [f"{letter}: {remark}" for letter, side in (("A", a), ("B", b)) for remark in side.remarks]
     without = [side.name for side in (a, b) if side.manifest is None]
     if without:
         return [*said, f"the environment of {' and of '.join(without)} is unknown: it is no run directory"]

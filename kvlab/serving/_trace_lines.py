@@ -1,0 +1,62 @@
+"""The lines of a text file of any size, plain or gzip, one at a time; a line that is none says so instead of raising.
+
+No state but one line: a 10 GB file costs as much memory as a small one.
+"""
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from kvlab.catalog._files import opened
+
+LONGEST_LINE = 2**20            # bytes; a Mooncake line of a million-token prompt has 20,000
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+class BadLine(ValueError):
+    """A line that cannot be used, and why."""
+
+
+def lines(path: Path, what: str = "a trace") -> Iterator[tuple[int, str | BadLine, bool]]:
+    """(line number from 1, text or what is wrong with the line, whether it is complete) of every line not blank.
+
+    complete: it ends with a line end. A byte order mark is dropped. Refused: what is no regular file, UTF-16, and a
+    gzip file that is damaged or cut off (ValueError that names the line).
+    """
+    with opened(path, what) as file:
+        start = file.read(2)
+        file.seek(0)
+        if start in _UTF16:
+            raise ValueError(f"{path} is UTF-16 text; give UTF-8 (iconv -f UTF-16 -t UTF-8)")
+        source = gzip.GzipFile(fileobj=file) if start == b"\x1f\x8b" else file
+        number = 0
+        try:
+            for number, data in enumerate(_raw(source), 1):
+                complete = data.endswith(b"\n")
+                if len(data) > LONGEST_LINE:
+                    yield number, BadLine(f"is longer than {LONGEST_LINE:,} bytes"), complete
+                    continue
+                try:
+                    text = data.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                except UnicodeDecodeError as error:
+                    yield number, BadLine(f"is not UTF-8 text (byte {error.start + 1})"), complete
+                    continue
+                if text:
+                    yield number, text, complete
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path} is a damaged or cut-off gzip file: it ends after line {number:,} ({error}); "
+                             "fetch it again") from error
+
+
+def _raw(source: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
+    """The lines; of one that is too long its first LONGEST_LINE + 1 bytes, and the last one that tells its end."""
+    reader = source if isinstance(source, io.BufferedReader) else io.BufferedReader(source, 2**16)
+    while data := reader.readline(LONGEST_LINE + 1):
+        if len(data) > LONGEST_LINE:
+            while not data.endswith(b"\n") and (rest := reader.readline(LONGEST_LINE)):
+                data = data[:LONGEST_LINE] + rest[-1:]      # its last byte tells whether the line ends
+        yield data
