@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvlab import bench_kernels, bench_models
+from kvlab import bench_kernels, bench_models, bench_serving, bench_simulator
 from kvlab.bench_inputs import events, many_readings, readings
 from kvlab.probes._clock import paired_ratio, summarise
 from kvlab.record.environment import cpu_name, load_average
@@ -74,6 +74,8 @@ def gates() -> list[Gate]:
         Gate("paged ÷ contiguous decode, SmolLM2, kv_len 4096", "ratio", ">= 0.8",
              bench_models.paged_against_contiguous),
         Gate("peak RSS of scoring 512 tokens − weights", "B", f"<= {500 * MiB}", bench_models.memory_of_scoring),
+        *(Gate(name, "ratio", goal, measure) for name, goal, measure in bench_serving.gates()),
+        *(Gate(*gate) for gate in bench_simulator.gates()),
         *(Gate(f"export 1,000,000 readings to {to}, whole command", unit, goal, partial(_export, to, unit))
           for to in ("csv", "parquet") for unit, goal in (("s", "<= 10.0"), ("B", "<= 1e9"))),
     ]

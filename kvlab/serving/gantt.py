@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.serving.scheduler import Live
+from kvlab.serving.live import Live
 from kvlab.serving.simulator import StepRecord
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ class Gantt:
         self.steps: list[tuple] = []
         self._spans: list[tuple] = []           # id, replica, what, began, ended
         self._open: dict[Live, tuple[str, float]] = {}
-        self._again: set[Live] = set()          # resumed, and not through with what they had computed before
 
     def __call__(self, record: StepRecord) -> None:
         step, batch = record.step, record.step.batch
@@ -35,19 +34,13 @@ class Gantt:
                            record.running, record.waiting, record.blocks_used))
         for live in step.preempted:
             self._turn(record, live, "preempted", record.began_s)
-            self._again.discard(live)
         for live in step.admitted:
             self._open[live] = ("queued", live.served.request.arrival_s)
             self._turn(record, live, "prefill", record.began_s)
         for live in step.resumed:
             self._turn(record, live, "recompute", record.began_s)
-            self._again.add(live)
-        for live in [one for one in self._again if one.known - one.computed == 1]:
-            self._again.discard(live)
+        for live in (*step.first, *step.caught_up):
             self._turn(record, live, "decode", record.ended_s)
-        for live in step.first:
-            if self._open[live][0] != "decode":
-                self._turn(record, live, "decode", record.ended_s)
         for live in step.ended:
             self._turn(record, live, None, live.served.last_token_s)
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvlab.kv.block_pool import BlockPool
+from kvlab.serving.live import Live, Step
 from kvlab.serving.request import Request, Served
-from kvlab.serving.scheduler import Live, Scheduler, SchedulerConfig, Step
+from kvlab.serving.scheduler import Scheduler
+from kvlab.serving.scheduler_config import SchedulerConfig
 from kvlab.serving.step_time import StepTime
 from kvlab.shapes import positive
 
@@ -99,20 +101,23 @@ class StepRecord:
     waiting: int
     blocks_used: int
     live: list[Live]                        # the running ones, the engine's own list
+    evictions: int                          # blocks that the prefix cache has let go so far
 
 
 class _Replica:
-    """One engine with its own pool and clock."""
-    __slots__ = ("scheduler", "pool", "now")
+    """One engine with its own pool, the step that it is computing and, if it plans ahead, the next and when it did."""
+    __slots__ = ("scheduler", "pool", "step", "ahead", "began", "now")
 
     def __init__(self, config: SchedulerConfig, num_blocks: int, block_size: int):
         self.pool = BlockPool(num_blocks, block_size)
         self.scheduler = Scheduler(config, self.pool)
-        self.now = 0.0
+        self.step: Step | None = None
+        self.ahead: tuple[Step, float] | None = None
+        self.began = self.now = 0.0             # of the step, and when it ends; without one: when the next may begin
 
     @property
     def busy(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.waiting)
+        return self.step is not None or bool(self.scheduler.waiting)
 
     @property
     def load(self) -> int:
@@ -121,85 +126,131 @@ class _Replica:
 
 
 def simulate(requests: Iterable[Request], config: SchedulerConfig, *, num_blocks: int, step_time: StepTime,
-             block_size: int = 16, replicas: int = 1, every_s: float | None = 1.0,
+             block_size: int = 16, replicas: int = 1, lockstep: bool = False, every_s: float | None = 1.0,
              sink: Callable[[Served], None] | None = None,
              on_step: Callable[[StepRecord], None] | None = None) -> Simulation:
     """Serve the requests, in order of arrival, on `replicas` engines of num_blocks blocks each; returns when all ended.
 
     requests: may be a generator; only live ones are kept, and with a sink, which is told each when it ended or was
     rejected, memory grows with them alone. num_blocks: of one replica, as an engine's log prints it, with the null
-    block in it. every_s: interval of the timeline, None = none. on_step: told each step (StepRecord).
-    Refuses requests that are not in order of arrival, with ValueError.
+    block in it. lockstep: all replicas begin each step together and wait for the slowest, as vLLM's data-parallel ranks
+    do that share a mixture's experts. every_s: interval of the timeline, None = none; it begins with the first
+    arrival. on_step: told each step when it has ended. Refuses requests out of order of arrival, with ValueError.
     """
     positive(num_blocks=num_blocks, block_size=block_size, replicas=replicas)
-    if every_s is not None and not every_s > 0:
+    if every_s is not None and not 0 < every_s < float("inf"):
         raise ValueError(f"every_s={every_s!r} must be above 0 seconds, or None")
     engines = [_Replica(config, num_blocks, block_size) for _ in range(replicas)]
     done = Simulation(config, num_blocks, block_size, replicas, step_time)
     keep = sink or done.served.append
-    tick = every_s
     coming = iter(requests)
     request = next(coming, None)
     done.began_s = last = request.arrival_s if request else 0.0
+    ticks = _Ticks(every_s, done, engines)
     while True:
-        engine = min((one for one in engines if one.busy), key=lambda one: one.now, default=None)
+        busy = [one for one in engines if one.busy]
+        engine = (max if lockstep else min)(busy, key=lambda one: one.now, default=None)
         if request is not None and (engine is None or request.arrival_s <= engine.now):
             if request.arrival_s < last:
                 raise ValueError(f"request {request.id} arrives at {request.arrival_s} s, after one of {last} s was "
                                  "given; give requests in order of arrival")
             last = request.arrival_s
+            ticks.until(last)
             chosen = min(engines, key=lambda one: one.load)
-            if not chosen.busy:
-                chosen.now = max(chosen.now, last)
-            served = Served(request)
+            served, idle = Served(request), not chosen.busy
             if chosen.scheduler.submit(served) is None:
                 done.rejected += 1
                 keep(served)
+            elif idle:
+                chosen.now = last
             request = next(coming, None)
             continue
         if engine is None:
             break
-        while tick is not None and tick <= engine.now:
-            done.samples.append(_sample(tick, engines, done))
-            tick += every_s
-        _advance(engine, engines, done, step_time, keep, on_step)
-    done.makespan_s = max(one.now for one in engines) - done.began_s
-    while tick is not None and done.steps and tick <= done.began_s + done.makespan_s:
-        done.samples.append(_sample(tick, engines, done))
-        tick += every_s
+        ticks.until(engine.now)
+        due = busy if lockstep else [engine]
+        for one in due:
+            if one.step is not None:
+                _end(one, engines, done, keep, on_step)
+        _begin([one for one in due if one.scheduler.running or one.scheduler.waiting], engine.now, done, step_time)
+    done.makespan_s = max(one.now for one in engines) - done.began_s if done.steps else 0.0
+    ticks.until(done.began_s + done.makespan_s, inclusive=True)
     return done
 
 
-def _advance(engine: _Replica, engines: list[_Replica], done: Simulation, step_time: StepTime,
-             keep: Callable[[Served], None], on_step: Callable[[StepRecord], None] | None) -> None:
-    """One step of one replica."""
-    scheduler, began = engine.scheduler, engine.now
+def _begin(due: list[_Replica], now: float, done: Simulation, step_time: StepTime) -> None:
+    """The next step of an engine, or of several that go together; it will end at their `now`."""
+    tokens, seconds = 0, 0.0
+    for engine in due:
+        _plan(engine, now, done)
+        tokens += engine.step.batch.tokens
+    for engine in due:
+        batch = engine.step.batch
+        if batch.sequences:                     # else the only one that was to run was preempted: no step to compute
+            batch.peer_tokens = tokens - batch.tokens
+            seconds = max(seconds, step_time(batch))
+            done.steps += 1
+    for engine in due:
+        engine.began, engine.now = now, now + seconds
+
+
+def _plan(engine: _Replica, now: float, done: Simulation) -> None:
+    """The engine's step that begins now: planned now, or while the last one was computed; then the one after it."""
+    scheduler = engine.scheduler
     before = (scheduler.preemptions, scheduler.queried_tokens, scheduler.cached_tokens)
-    step = scheduler.schedule(began)
-    batch = step.batch
-    if not batch.sequences:
+    engine.step, planned = engine.ahead or (scheduler.schedule(now), now)
+    if not (engine.step.batch.sequences or engine.step.preempted):
         raise RuntimeError(f"{scheduler.waiting} requests wait, and an empty engine admits none: a bug in kvlab")
-    ended = engine.now = began + step_time(batch)
-    done.steps += 1
-    done.generated_tokens += step.generated
+    for live in engine.step.admitted:
+        live.served.scheduled_s = planned
+    engine.ahead = None
+    if scheduler.config.async_scheduling:
+        ahead = scheduler.schedule(now)
+        if ahead.batch.sequences or ahead.preempted:
+            engine.ahead = (ahead, now)
     done.preemptions += scheduler.preemptions - before[0]
     done.queried_tokens += scheduler.queried_tokens - before[1]
     done.cached_tokens += scheduler.cached_tokens - before[2]
-    for live in step.admitted:
-        live.served.scheduled_s = began
+
+
+def _end(engine: _Replica, engines: list[_Replica], done: Simulation, keep: Callable[[Served], None],
+         on_step: Callable[[StepRecord], None] | None) -> None:
+    """The engine's step is over."""
+    scheduler, step, ended = engine.scheduler, engine.step, engine.now
+    engine.step = None
+    done.generated_tokens += step.generated
     for live in step.first:
         live.served.first_token_s = ended
-        done.prompt_tokens += live.served.request.prompt_tokens
+        done.prompt_tokens += live.prompt
     for live in step.ended:
         served = live.served
         served.last_token_s = ended
-        served.generated = live.known - served.request.prompt_tokens
+        served.generated = live.known - live.prompt
         done.finished += 1
         keep(served)
     scheduler.finish(step)
     if on_step is not None:
-        on_step(StepRecord(engines.index(engine), began, ended, step, len(scheduler.running), scheduler.waiting,
-                           engine.pool.used_blocks, scheduler.running))
+        on_step(StepRecord(engines.index(engine), engine.began, ended, step, len(scheduler.running),
+                           scheduler.waiting, engine.pool.used_blocks, scheduler.running,
+                           engine.pool.evictions))
+
+
+class _Ticks:
+    """Samples of the engines' state: at each instant what is so then, in the middle of their steps."""
+    __slots__ = ("every_s", "done", "engines", "count")
+
+    def __init__(self, every_s: float | None, done: Simulation, engines: list[_Replica]):
+        self.every_s, self.done, self.engines = every_s, done, engines
+        self.count = 0 if every_s is None else int(done.began_s // every_s) + 1
+
+    def until(self, now: float, inclusive: bool = False) -> None:
+        """Those before now, at which something is about to change."""
+        every_s = self.every_s
+        if every_s is None:
+            return
+        while (t := self.count * every_s) < now or inclusive and t == now:
+            self.done.samples.append(_sample(t, self.engines, self.done))
+            self.count += 1
 
 
 def _sample(t: float, engines: list[_Replica], done: Simulation) -> tuple:

@@ -16,13 +16,15 @@ class Batch:
 
     prefill_tokens: prompt tokens (and tokens computed again). decode_seqs: sequences that get their next token from a
     cache. kv_tokens: cached tokens that are attended to, the new ones included, once per sequence. prefill_pairs:
-    (query, KV token) pairs under the causal mask in prefill. sequences: prefilling and decoding.
+    (query, KV token) pairs under the causal mask in prefill. sequences: prefilling and decoding. peer_tokens: tokens
+    that other replicas compute in the same step, where replicas share experts and go in lockstep.
     """
     prefill_tokens: int = 0
     decode_seqs: int = 0
     kv_tokens: int = 0
     prefill_pairs: int = 0
     sequences: int = 0
+    peer_tokens: int = 0
 
     @property
     def tokens(self) -> int:
@@ -40,12 +42,16 @@ class StepTime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one step of a model costs one rank of tensor parallelism: bytes it reads and flops it does.
+    """What one step of a model costs one rank of tensor parallelism: bytes it reads and sends, flops it does.
 
-    weight_bytes: weights read in every step. flops_per_token: 2 × active parameters. kv_bytes_per_token: K and V of one
-    cached token. flops_per_pair: of attention, per (query, KV token). experts, experts_per_token, expert_bytes: of a
-    mixture, the routed experts of all layers taken together: how many there are in a layer, how many a token takes, and
-    the bytes of one of them over all layers; weight_bytes then leaves them out.
+    weight_bytes: weights read in every step. flops_per_token, flops_per_sequence: 2 × the parameters that every token,
+    and that the token of a sequence that is sampled from, passes. kv_bytes_per_token: K and V of one cached token.
+    kv_bytes_per_sequence: of layers that keep a window or a state, the most that a sequence reads there.
+    flops_per_pair: of attention, per (query, KV token). experts, experts_per_token: of a mixture, the routed experts of
+    a layer and how many a token takes; expert_bytes: of one of them over all layers, expert_flops_per_token: of all
+    that a token takes, both this rank's part; weight_bytes and flops_per_token leave them out. reductions,
+    reduced_bytes_per_token: all-reduces of a step among tp ranks, and what a token adds to each. exchanges,
+    exchanged_bytes_per_token: the same of a mixture's all-gathers and reduce-scatters among dp replicas.
     """
     weight_bytes: float
     flops_per_token: float
@@ -54,6 +60,15 @@ class Work:
     experts: int = 0
     experts_per_token: int = 0
     expert_bytes: float = 0.0
+    expert_flops_per_token: float = 0.0
+    flops_per_sequence: float = 0.0
+    kv_bytes_per_sequence: float = 0.0
+    tp: int = 1
+    reductions: int = 0
+    reduced_bytes_per_token: float = 0.0
+    dp: int = 1
+    exchanges: int = 0
+    exchanged_bytes_per_token: float = 0.0
 
     def touched_experts(self, tokens: int) -> float:
         """Routed experts of a layer that a step of so many tokens reads, if each token picks any with equal chance.
@@ -64,13 +79,25 @@ class Work:
             return 0.0
         return self.experts * (1 - (1 - self.experts_per_token / self.experts) ** tokens)
 
+    def read_expert_bytes(self, batch: Batch) -> float:
+        return self.expert_bytes * self.touched_experts(batch.tokens + batch.peer_tokens)
+
+    def expert_flops(self, batch: Batch) -> float:
+        return self.expert_flops_per_token * (batch.tokens + batch.peer_tokens)
+
+    def dense_flops(self, batch: Batch) -> float:
+        """Of everything but attention and routed experts."""
+        return self.flops_per_token * batch.tokens + self.flops_per_sequence * batch.sequences
+
+    def kv_bytes(self, batch: Batch) -> float:
+        return self.kv_bytes_per_token * batch.kv_tokens + self.kv_bytes_per_sequence * batch.sequences
+
     def bytes(self, batch: Batch) -> float:
-        return (self.weight_bytes + self.expert_bytes * self.touched_experts(batch.tokens)
-                + self.kv_bytes_per_token * batch.kv_tokens)
+        return self.weight_bytes + self.read_expert_bytes(batch) + self.kv_bytes(batch)
 
     def flops(self, batch: Batch) -> float:
         pairs = batch.prefill_pairs + (batch.kv_tokens if not batch.prefill_tokens else 0)
-        return self.flops_per_token * batch.tokens + self.flops_per_pair * pairs
+        return self.dense_flops(batch) + self.expert_flops(batch) + self.flops_per_pair * pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +147,7 @@ class Linear:
 
     def __post_init__(self):
         parts = (self.base_s, self.per_prefill_token_s, self.per_decode_seq_s, self.per_kv_token_s)
-        if min(parts) < 0 or max(parts) == 0:
+        if not (all(part >= 0 for part in parts) and 0 < sum(parts) < float("inf")):
             raise ValueError(f"the four times {parts} must be at least 0, and one of them above it")
 
     def __call__(self, batch: Batch) -> float:
