@@ -1,0 +1,148 @@
+"""kvlab simulate: an engine on a simulated clock, under a trace or a workload; or a recorded run, served again."""
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+        model: Annotated[str | None, typer.Argument(help="A name from `kvlab ls models`, a config.json or its folder, "
+                                                    "a .gguf file; with --replay: where the run does not say it.")
+                         ] = None,
+        replay: Annotated[Path | None, typer.Option(help="The folder of a recorded run: meta.json, requests.jsonl and "
+                                                    "timeseries.csv.")] = None,
+        gpu: Annotated[str | None, typer.Option(help="A name from `kvlab ls gpus`, such as H100.")] = None,
+        gpus: Annotated[int | None, typer.Option(help="How many of them in all.")] = None,
+        blocks: Annotated[int | None, typer.Option(help="Blocks of one replica, as a log prints them; default: the "
+                                                   "run's own, else those of `kvlab plan`.")] = None,
+        constants: Annotated[str | None, typer.Option(help="Whose step-time constants: a GPU of data/engine_rates.csv, "
+                                                      "or sheet for the data sheet alone; default: the GPU's own.")
+                             ] = None,
+        fit: Annotated[str, typer.Option(help="none, or scalar: one factor on the step time, fitted on this very run.")
+                       ] = "none",
+        scale_from: Annotated[Path | None, typer.Option(help="Fit the factor on this run instead, and carry it over.")
+                              ] = None,
+        scale_gpu: Annotated[str | None, typer.Option(help="The GPU of --scale-from, where its meta.json lacks it.")
+                             ] = None,
+        explain: Annotated[bool, typer.Option("--explain", help="Split the error into block count, step time and "
+                                              "scheduler by swapping each for the true one.")] = False,
+        requests: Annotated[str, typer.Option(help="The file of a trace, or a workload of data/workloads.csv.")
+                            ] = "azure_2023_conv",
+        count: Annotated[int | None, typer.Option(help="At most so many requests; default: the whole trace, 1,000 of a "
+                                                  "workload.")] = None,
+        rate: Annotated[float | None, typer.Option(help="Mean arrivals per second; default: the trace's own.")] = None,
+        skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave a trace's bad lines out instead of refusing "
+                                               "it.")] = False,
+        seed: Annotated[int, typer.Option(help="Of a workload's draws.")] = 0,
+        tp: Annotated[int | None, typer.Option(help="GPUs of one replica; default: the least that fits.")] = None,
+        kernels: Annotated[Path | None, typer.Option(help="Step time from what a kvlab run measured on its own "
+                                                     "machine: its results.parquet; instead of --gpu.")] = None,
+        policy: Annotated[str, typer.Option(help="fcfs, priority, short_first or shortest_prefill.")] = "fcfs",
+        admission: Annotated[str, typer.Option(help="full_prompt, first_chunk or worst_case.")] = "full_prompt",
+        batching: Annotated[str, typer.Option(help="continuous or static.")] = "continuous",
+        max_num_seqs: Annotated[int | None, typer.Option(help="Requests at once; default: vLLM's, by the GPU.")] = None,
+        max_batched_tokens: Annotated[int | None, typer.Option(help="Tokens of one step; default: vLLM's, by the GPU.")
+                                      ] = None,
+        max_len: Annotated[int | None, typer.Option(help="Longest prompt and output; default: no limit.")] = None,
+        block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
+        prefix_caching: Annotated[bool, typer.Option(help="Find full blocks again by their hash.")] = True,
+        async_scheduling: Annotated[bool, typer.Option(help="Plan a step while the one before it computes.")] = False,
+        watermark: Annotated[float, typer.Option(help="Share of the pool that stays free at admission.")] = 0.0,
+        aging: Annotated[float | None, typer.Option(help="Seconds of waiting that count as a step up; default: none "
+                                                    "ever does.")] = None,
+        short_threshold: Annotated[int, typer.Option(help="Tokens below which short_first prefers a request.")] = 512,
+        trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace, .json or .json.gz.")] = None,
+        metrics: Annotated[Path | None, typer.Option(help="Write the last state as Prometheus would scrape it.")
+                           ] = None,
+        out: Annotated[Path | None, typer.Option(help="Write one row per request, .csv or .parquet.")] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> int | None:
+    """How long requests wait and take on a simulated engine; --replay: how far that is from a real run."""
+    if replay is not None:
+        if kernels:
+            raise ValueError("--kernels are of the machine that measured them; a run on another device is not replayed "
+                             "with them")
+        return _replay(replay, model, gpu, gpus, blocks, constants, fit, scale_from, scale_gpu, explain, as_json)
+    if fit != "none" or scale_from or explain:
+        raise ValueError("--fit, --scale-from and --explain compare with a recorded run: give it with --replay")
+    if model is None:
+        raise ValueError("say which MODEL to simulate, or give a recorded run with --replay")
+    if kernels and (gpu or constants):
+        raise ValueError("--kernels are timings of their own machine and are not carried to another: leave --gpu out")
+    if not (kernels or gpu):
+        raise ValueError("say on which --gpu, or give timings of this machine with --kernels")
+    from kvlab.catalog.resolve import model as resolved
+    from kvlab.serving.capacity import Settings
+    from kvlab.serving.deployment import deployment, measured_deployment, requests_of
+    from kvlab.serving.gantt import Gantt
+    from kvlab.serving.scheduler import SchedulerConfig
+    from kvlab.serving.simulator import simulate
+    spec = resolved(model)
+    if kernels:
+        if blocks is None:
+            raise ValueError("--kernels needs --blocks: the pool of that machine is not modelled")
+        found = measured_deployment(spec, kernels, blocks)
+    else:
+        settings = Settings(max_num_seqs=max_num_seqs, max_batched_tokens=max_batched_tokens, block_size=block_size,
+                            max_len=max_len)
+        found = deployment(spec, gpu, gpus or 1, tp=tp, blocks=blocks, constants=constants, settings=settings)
+    config = SchedulerConfig(
+        max_num_seqs=found.max_num_seqs if max_num_seqs is None else max_num_seqs, policy=policy,
+        admission=admission, batching=batching, async_scheduling=async_scheduling, prefix_caching=prefix_caching,
+        max_num_batched_tokens=found.max_num_batched_tokens if max_batched_tokens is None else max_batched_tokens,
+        watermark=watermark, aging_s=aging, short_threshold=short_threshold, max_model_len=max_len)
+    if out and out.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"--out {out}: give a name that ends in .csv or .parquet")
+    gantt = Gantt() if trace else None
+    done = simulate(requests_of(requests, count, rate, seed, "skip" if skip_bad else "refuse"), config,
+                    num_blocks=found.blocks, block_size=block_size, step_time=found.step_time, replicas=found.replicas,
+                    on_step=gantt)
+    written = _written(done, spec.name, gantt, trace, metrics, out)
+    about = dict(model=spec.name, requests=requests, replicas=found.replicas, tp=found.tp,
+                 blocks=dict(value=found.blocks, kind=found.blocks_kind, source=found.blocks_source),
+                 step_time=dict(kind=found.step_time.kind, device=found.step_time.device,
+                                source=found.step_time.source, constants=asdict(found.step_time.rates)),
+                 scheduler=asdict(config), written=written)
+    first = next((one.rejected for one in done.served if one.rejected), "")
+    if as_json:
+        _print_json(dict(summary=done.summary(), first_rejected=first, **about))
+    else:
+        from kvlab.verbs._simulate_table import print_simulation
+        print_simulation(done.summary(), about, first)
+    return None if done.finished else 1
+
+
+def _written(done, name: str, gantt, trace: Path | None, metrics: Path | None, out: Path | None) -> list[str]:
+    if gantt is not None:
+        gantt.write(trace)
+    if metrics is not None:
+        from kvlab.serving.exposition import Exposition
+        metrics.write_text(Exposition(done.timeline(), done.served, model=name, num_blocks=done.num_blocks
+                                      * done.replicas, block_size=done.block_size).text(), encoding="utf-8")
+    if out is not None:
+        table = done.requests()
+        table.to_csv(out, index=False) if out.suffix == ".csv" else table.to_parquet(out, index=False)
+    return [str(path) for path in (trace, metrics, out) if path is not None]
+
+
+def _replay(folder, model, gpu, gpus, blocks, constants, fit, scale_from, scale_gpu, split, as_json) -> None:
+    from kvlab.serving.replay import explain, fitted_scale, replay
+    if scale_gpu and not scale_from:
+        raise ValueError("--scale-gpu says the GPU of --scale-from: give that too")
+    given = dict(model=model, gpu=gpu, gpus=gpus, blocks=blocks, constants=constants)
+    carried = fitted_scale(scale_from, gpu=scale_gpu, constants=constants) if scale_from else None
+    found = replay(folder, fit=fit, carried=carried, **given)
+    parts = explain(folder, **given) if split else None
+    if as_json:
+        return _print_json(asdict(found) | (dict(explain=parts) if parts else {}))
+    from kvlab.verbs._simulate_table import print_explanation, print_replay
+    print_replay(found)
+    if parts:
+        print_explanation(parts)
+
+
+def _print_json(data) -> None:
+    print(json.dumps(data, indent=2, ensure_ascii=False, default=str))

@@ -1,0 +1,162 @@
+"""kvlab simulate: what it prints, what it writes, and the sentences for wrong use."""
+import gzip
+import json
+import math
+import sys
+
+import pandas as pd
+import pytest
+
+from kvlab.cli import main
+
+
+@pytest.fixture
+def kvlab(monkeypatch, capsys):
+    """Run the command line; (code, stdout, stderr)."""
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["kvlab", "simulate", *map(str, args)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return (left.value.code, *capsys.readouterr())
+    return run
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps({"id": f"q{i}", "arrival_s": 0.2 * i, "prompt_tokens": 50 + 10 * i,
+                                        "output_tokens": 5 + i}) + "\n" for i in range(30)))
+    return path
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "meta.json").write_text(json.dumps({"model": "meta-llama/Llama-3.1-8B", "vllm_version": "0.19.0",
+                                                  "kv_cache": {"num_gpu_blocks": 600}}))
+    (folder / "requests.jsonl").write_text("".join(json.dumps(
+        {"request_id": i, "input_toks": 200, "output_toks": 20, "queued_ts": 100 + i, "first_token_ts": 100.1 + i,
+         "last_token_ts": 100.6 + i}) + "\n" for i in range(8)))
+    return folder
+
+
+LLAMA = ("meta-llama/Llama-3.1-8B", "--gpu", "RTX 4090")
+
+
+def test_a_summary_in_words(kvlab, trace):
+    code, out, err = kvlab(*LLAMA, "--requests", trace, "--blocks", 500)
+    assert code == 0 and err == ""
+    for said in ("all times simulated", "TTFT", "TPOT", "p99", "30 finished", "preemptions", "prefix hits",
+                 "step time, modelled: RTX 4090's data sheet", "500 blocks a replica (quoted)"):
+        assert said in out
+
+
+def test_a_summary_in_json_and_what_is_written(kvlab, trace, tmp_path):
+    files = [tmp_path / name for name in ("t.json.gz", "m.txt", "o.parquet")]
+    code, out, _ = kvlab(*LLAMA, "--requests", trace, "--json", "--trace", files[0], "--metrics", files[1], "--out",
+                         files[2])
+    found = json.loads(out)
+    assert code == 0 and found["summary"]["requests"] == 30 and found["written"] == [str(path) for path in files]
+    assert found["blocks"]["kind"] == "modelled" and found["blocks"]["source"].startswith("kvlab plan")
+    assert found["scheduler"]["max_num_seqs"] == 256 and found["scheduler"]["max_num_batched_tokens"] == 2048
+    assert found["step_time"]["constants"]["kv_share"] < 1
+    with gzip.open(files[0]) as file:
+        assert json.load(file)["otherData"]["clock"] == "simulated"
+    assert 'kvlab_sim:request_success_total{' in files[1].read_text()
+    table = pd.read_parquet(files[2])
+    assert list(table["id"]) == [f"q{i}" for i in range(30)] and table["ttft_s"].min() > 0
+    assert math.isclose(table["ttft_s"].mean(), found["summary"]["ttft_mean_s"])
+
+
+def test_a_workload_at_a_rate_is_the_same_for_the_same_seed(kvlab):
+    asked = (*LLAMA, "--requests", "azure_2023_conv", "--count", 40, "--rate", 2, "--blocks", 2000, "--json")
+    one, two, other = (json.loads(kvlab(*asked, *more)[1])["summary"] for more in ((), (), ("--seed", 1)))
+    assert one == two != other and one["requests"] == 40
+
+
+def test_a_traces_times_are_scaled_to_a_rate(kvlab, trace, tmp_path):
+    for rate in (1, 20):
+        kvlab(*LLAMA, "--requests", trace, "--rate", rate, "--blocks", 500, "--out", tmp_path / f"{rate}.csv")
+    slow, fast = (pd.read_csv(tmp_path / f"{rate}.csv") for rate in (1, 20))
+    assert slow["arrival_s"].iloc[-1] == pytest.approx(29) and fast["arrival_s"].iloc[-1] == pytest.approx(29 / 20)
+
+
+def test_options_reach_the_scheduler(kvlab, trace):
+    options = {"--policy": "short_first", "--admission": "first_chunk", "--max-num-seqs": 3, "--max-batched-tokens": 64,
+               "--watermark": 0.1, "--aging": 2.5, "--short-threshold": 99, "--max-len": 300}
+    given = [part for pair in options.items() for part in pair]
+    found = json.loads(kvlab(*LLAMA, "--requests", trace, "--blocks", 500, "--json", "--no-prefix-caching",
+                             "--async-scheduling", *given)[1])["scheduler"]
+    assert found == found | dict(policy="short_first", admission="first_chunk", max_num_seqs=3, watermark=0.1,
+                                 max_num_batched_tokens=64, aging_s=2.5, short_threshold=99, max_model_len=300,
+                                 prefix_caching=False, async_scheduling=True)
+
+
+def test_replicas_share_the_requests(kvlab, trace):
+    one = json.loads(kvlab(*LLAMA, "--requests", trace, "--rate", 60, "--blocks", 500, "--json")[1])
+    four = json.loads(kvlab(*LLAMA, "--gpus", 4, "--tp", 1, "--requests", trace, "--rate", 60, "--blocks", 500,
+                            "--json")[1])
+    assert (one["replicas"], four["replicas"]) == (1, 4)
+    assert four["summary"]["e2e_mean_s"] < one["summary"]["e2e_mean_s"]
+
+
+def test_kernels_of_this_machine_are_a_step_time(kvlab, trace):
+    from kvlab.catalog import data_dir
+    kernels = data_dir() / "reference" / "memory_wall.parquet"
+    code, out, _ = kvlab("SmolLM2-135M", "--kernels", kernels, "--blocks", 400, "--requests", trace, "--count", 3,
+                         "--json")
+    found = json.loads(out)["step_time"]
+    assert code == 0 and "GPU" not in found["device"] and "measured on" in found["source"]
+    for wrong, why in ((("--gpu", "H200"), "not carried to another"), (("--replay", "x"), "not replayed with them")):
+        code, _, err = kvlab("SmolLM2-135M", "--kernels", kernels, "--blocks", 400, *wrong)
+        assert code == 2 and why in err
+    code, _, err = kvlab("SmolLM2-135M", "--kernels", kernels)
+    assert code == 2 and "needs --blocks" in err
+
+
+def test_a_request_larger_than_the_pool_is_rejected_and_said(kvlab, trace):
+    code, out, _ = kvlab(*LLAMA, "--requests", trace, "--blocks", 20)
+    assert code == 0 and "rejected, the first: it needs" in out
+    code, out, _ = kvlab(*LLAMA, "--requests", trace, "--blocks", 2)
+    assert code == 1 and "0 finished" in out
+
+
+def test_a_replay_in_json_and_in_words(kvlab, run):
+    code, out, _ = kvlab("--replay", run, "--gpu", "RTX 4090", "--fit", "scalar", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["fit"] == "scalar" and {"makespan", "ttft_mean", "ttft_p99", "tpot_mean", "e2e_mean",
+                                                       "e2e_p99"} <= set(found["errors"])
+    assert found["blocks"]["value"] == 600 and found["real"]["makespan"] == pytest.approx(7.6)
+    code, out, _ = kvlab("--replay", run, "--gpu", "RTX 4090", "--explain")
+    assert code == 0
+    for said in ("error = simulated ÷ real − 1", "TTFT p99", "blocks of a replica: 600", "scheduler, the rest",
+                 "of the error", "note: the run's tokens are not recorded"):
+        assert said in out
+    assert "explain" in json.loads(kvlab("--replay", run, "--gpu", "RTX 4090", "--explain", "--json")[1])
+
+
+def test_a_factor_is_carried(kvlab, run):
+    own = json.loads(kvlab("--replay", run, "--gpu", "RTX 4090", "--fit", "scalar", "--json")[1])
+    carried = json.loads(kvlab("--replay", run, "--gpu", "RTX 4090", "--scale-from", run, "--scale-gpu", "RTX 4090",
+                               "--json")[1])
+    assert carried["fit"] == "carried" and carried["scale"] == own["scale"] and carried["errors"] == own["errors"]
+
+
+@pytest.mark.parametrize("args,why", [
+    ((), "say which MODEL to simulate, or give a recorded run with --replay"),
+    (("Llama-3.1-8B",), "say on which --gpu"),
+    (("Llama-3.1-8B", "--gpu", "RTX 4090", "--fit", "scalar"), "give it with --replay"),
+    (("Llama-3.1-8B", "--gpu", "RTX 40900"), "RTX 40900"),
+    (("Llama-3.1-8B", "--gpu", "RTX 4090", "--requests", "no_such"), "neither a file nor a workload"),
+    (("Llama-3.1-8B", "--gpu", "RTX 4090", "--rate", "0"), "rate=0.0 must be above 0"),
+    (("Llama-3.1-8B", "--gpu", "RTX 4090", "--policy", "lottery"), "policy='lottery' is unknown"),
+    (("Llama-3.1-8B", "--gpu", "RTX 4090", "--out", "table.txt"), "ends in .csv or .parquet"),
+    (("Llama-3.1-8B", "--gpu", "RTX 4090", "--constants", "H100"), "H100"),
+    (("Llama-3.1-8B", "--gpu", "RTX 4090", "--blocks", "0"), "blocks=0"),
+    (("--replay", "/no/such/folder"), "is no folder"),
+    (("--replay", ".", "--scale-gpu", "H200"), "give that too"),
+])
+def test_wrong_use_is_one_sentence(kvlab, args, why):
+    code, out, err = kvlab(*args)
+    assert code == 2 and out == "" and why in err and "Traceback" not in err and err.count("\n") == 1
