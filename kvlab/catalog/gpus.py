@@ -4,6 +4,7 @@ data/gpu_formats.csv says which kinds of codes their matrix units multiply, by c
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,6 +13,8 @@ from kvlab.catalog import find, integer, number, rows
 from kvlab.registry import no_such
 
 WORDS = ("native", "storage-only", "unsupported", "unknown")     # of format_support, strongest to weakest
+_NOISE = {"nvidia", "geforce", "edition", "amd", "instinct", "gpu", "generation", "tesla"}
+_DRIVERS = {"nvidia h100 80gb hbm3": "H100 SXM5 80GB"}       # NVIDIA's name for it says neither SXM nor PCIe
 _SAME_CODES = {"kivi4": "int4", "kivi2": "int2"}
 
 
@@ -69,13 +72,40 @@ def gpus() -> dict[str, GPUSpec]:
 
 
 def gpu(name: str) -> GPUSpec:
-    """The accelerator of that name, in any case, or the only one whose name begins with it (`h200`).
+    """The accelerator of that name, in any case, the only one whose name begins with it (`h200`, `RTXPRO6000`), or the
+    one that a driver calls so (`NVIDIA GeForce RTX 4090`).
 
     Refuses an unknown or ambiguous name with KeyError, a near match and the list.
     """
     every = _by_name()
     begins = [spec for known, spec in every.items() if known.lower().startswith(name.lower())]
+    begins = begins or [spec for known, spec in every.items() if _letters(name) and _letters(known).startswith(
+        _letters(name))] or _called(name)
     return find("gpu", name, every, {name.lower(): begins})
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def _words(name: str) -> set[str]:
+    """The parts of a device's name, without who makes it."""
+    return {part for part in re.split(r"[^a-z0-9]+", name.lower()) if part} - _NOISE
+
+
+def _called(name: str) -> list[GPUSpec]:
+    """Those whose name has most of a driver's words for it, the number of the model among them, and fewest others."""
+    wanted = _words(_DRIVERS.get(name.strip().lower(), name))
+    if all(word.isdigit() for word in wanted):                  # "6000" alone is the number of several models
+        return []
+    scored: dict[tuple[int, int], list[GPUSpec]] = {}
+    for spec in _by_name().values():
+        words = _words(spec.name)
+        models = {word for word in words if re.search(r"\d", word) and not re.fullmatch(r"\d+gb", word)
+                  and not re.match(r"(sxm|pcie|hbm)\d*$", word)}
+        if (models or words) <= wanted:
+            scored.setdefault((len(words & wanted), -len(words - wanted)), []).append(spec)
+    return scored[max(scored)] if scored else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from kvlab.catalog.gpus import GPUSpec
 from kvlab.catalog.gpus import gpu as gpu_named
-from kvlab.catalog.gpus import gpus as catalogue
 from kvlab.catalog.models import model as catalogued
 from kvlab.catalog.resolve import model as resolved
 from kvlab.serving._replay_run import Run
@@ -17,8 +16,6 @@ from kvlab.shapes import ModelSpec, positive
 from kvlab.units import GiB
 
 _RESOLVED = "resolved_config"
-_NOISE = {"nvidia", "geforce", "edition", "amd", "instinct", "gpu", "generation", "tesla"}
-_DRIVERS = {"nvidia h100 80gb hbm3": "H100 SXM5 80GB"}       # NVIDIA's name for it says neither SXM nor PCIe
 # First vLLM version of each default: asynchronous scheduling (vllm#27614, 0.14.0); CUDA graphs in the memory budget
 # (0.21). Utilisation was 0.9 in 0.19.0 and 0.92 in 0.28.0, as resolved in those runs; the change is taken to be 0.21's.
 _ASYNC, _GRAPHS, _UTIL_92 = (0, 14), (0, 21), (0, 21)
@@ -115,35 +112,9 @@ def _device(run: Run, given: str | None, measured: bool, facts: dict[str, Fact])
     if measured:
         facts["gpu"] = Fact(given or name, "argument" if given else "meta")
         return None, given or name
-    device = gpu_named(given) if given else gpu_by_device_name(name)
+    device = gpu_named(given or name)
     facts["gpu"] = Fact(device.name, "argument" if given else f"meta: {name}")
     return device, device.name
-
-
-def _words(name: str) -> set[str]:
-    """The parts of a device's name, without who makes it."""
-    return {part for part in re.split(r"[^a-z0-9]+", name.lower()) if part} - _NOISE
-
-
-def gpu_by_device_name(name: str) -> GPUSpec:
-    """The accelerator that a driver calls `name`: whose catalogue name has most of the same words, and no others.
-
-    ValueError where none or several fit as well.
-    """
-    wanted = _words(_DRIVERS.get(name.strip().lower(), name))
-    scored = []
-    for spec in catalogue().values():
-        words = _words(spec.name)
-        models = {word for word in words if re.search(r"\d", word) and not re.fullmatch(r"\d+gb", word)
-                  and not re.match(r"(sxm|pcie|hbm)\d*$", word)}
-        if (models or words) <= wanted:
-            scored.append((len(words & wanted), -len(words - wanted), spec))
-    best = max(((common, extra) for common, extra, _ in scored), default=None)
-    fitting = [spec for common, extra, spec in scored if (common, extra) == best]
-    if len(fitting) != 1:
-        could = f"could be any of: {', '.join(spec.name for spec in fitting)}" if fitting else "is not in the catalogue"
-        raise ValueError(f"the run's GPU {name!r} {could}; give --gpu, a name from `kvlab ls gpus`")
-    return fitting[0]
 
 
 def _ranks(run: Run, given: int | None, facts: dict[str, Fact]) -> tuple[int, int]:

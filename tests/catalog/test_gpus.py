@@ -43,6 +43,28 @@ def test_names_in_any_case_and_unique_beginnings(name, found):
     assert gpu(name).name == found
 
 
+@pytest.mark.parametrize("name, found", [
+    ("NVIDIA GeForce RTX 4090", "RTX 4090"), ("NVIDIA A100-SXM4-80GB", "A100 SXM4 80GB"),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell Server"),
+    ("NVIDIA H200", "H200 SXM 141GB"),
+    ("NVIDIA H100 80GB HBM3", "H100 SXM5 80GB"), ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+    ("RTXPRO6000", "RTX PRO 6000 Blackwell Server"), ("rtx4090", "RTX 4090"), ("Tesla T4", "T4")])
+def test_names_that_drivers_and_folders_use(name, found):
+    assert gpu(name).name == found
+
+
+def test_what_a_driver_calls_a_card_is_never_another_card():
+    for spec in gpus().values():
+        if spec.vendor == "NVIDIA":
+            try:
+                assert gpu(f"NVIDIA {spec.name}") == spec
+            except KeyError as error:
+                assert "could be any of" in str(error)
+    for name in ("", "6000", "NVIDIA"):
+        with pytest.raises(KeyError):
+            gpu(name)
+
+
 def test_an_ambiguous_beginning_lists_what_it_could_be():
     with pytest.raises(KeyError, match="could be any of: H100 PCIe 80GB, H100 SXM5 80GB, H100 NVL 94GB"):
         gpu("h100")
