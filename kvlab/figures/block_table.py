@@ -1,10 +1,12 @@
 """Who owns which block of a small pool: early, when sequences lie in one piece, and after requests have come and gone.
 
 Bears on the claim that paging ends fragmentation: ids of one request's blocks scatter, and nothing is lost by that,
-since any free block serves. Each square is a block, its colour the request; white is free, hatched the null block.
+since any free block serves. Each square is a block, its colour the request; white is free, hatched the null
+block, black one that several share.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +31,7 @@ def select(table: pd.DataFrame) -> pd.DataFrame:
 
 def draw(rows: pd.DataFrame, style: Style) -> Figure:
     steps = sorted(rows["after_steps"].unique())
-    figure, axes = style.figure(2.2, len(steps))
+    figure, axes = style.figure(1.7, len(steps))
     for ax, step in zip(axes, steps):
         mine = rows[rows["after_steps"] == step]
         tables = dict(zip(mine["request"], mine["blocks"]))
@@ -40,14 +42,19 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     return figure
 
 
-def draw_table(ax: Axes, tables: dict[str, list[int]], num_blocks: int) -> None:
-    """One square per block id, row by row from the top, in the colour of the request that holds it."""
+def draw_table(ax: Axes, tables: dict[str, list[int]], num_blocks: int, names: Sequence[str] = ()) -> dict[str, str]:
+    """One square per block id, row by row from the top, in the colour of the request that holds it; returns those.
+
+    names: the order in which colours are given, so that a request keeps its own from picture to picture.
+    """
     from matplotlib.patches import Rectangle
     across = min(ACROSS, num_blocks)
     down = -(-num_blocks // across)
-    shared = {block for blocks in tables.values() for block in blocks}
-    owners = {block: [name for name, blocks in tables.items() if block in blocks] for block in shared}
-    colors = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(tables)}
+    owners: dict[int, list[str]] = {}
+    for name, blocks in tables.items():
+        for block in blocks:
+            owners.setdefault(block, []).append(name)
+    colors = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(dict.fromkeys([*names, *tables]))}
     for block in range(num_blocks):
         held = owners.get(block, [])
         look = dict(facecolor="white", edgecolor="#cccccc", lw=0.4)
@@ -58,7 +65,8 @@ def draw_table(ax: Axes, tables: dict[str, list[int]], num_blocks: int) -> None:
         elif held:
             look.update(facecolor="black")
         ax.add_patch(Rectangle((block % across, down - 1 - block // across), 1, 1, **look))
-    ax.set(xlim=(0, across), ylim=(0, down), xticks=[], yticks=[], aspect="equal")
+    ax.set(xlim=(-0.1, across + 0.1), ylim=(-0.1, down + 0.1), xticks=[], yticks=[], aspect="equal")
     ax.grid(False)
     for spine in ax.spines.values():
         spine.set_visible(False)
+    return colors

@@ -1,7 +1,7 @@
 """What a prefix cache saves: memory among those alive together, computing while the blocks are still there.
 
 Bears on the claim that prefix caching saves 30 to 50 % of the memory (the band): that is a share of the prompt times
-the number of live sharers, and what is spared for sure is computing.
+the number of live sharers, and what is spared for sure is computing. Filled: blocks of a real model's cache.
 """
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
+from kvlab.figures._rows import usable
 from kvlab.figures._serving import line, question
 from kvlab.figures._style import GREY, PALETTE, Look, Style, above, log_axis, ticks_at
+from kvlab.record.asked import asked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,10 +28,12 @@ _SAVED = {"prefill_saved": ("prompt tokens not computed", Look(PALETTE[4], "P"))
 
 
 def select(table: pd.DataFrame) -> pd.DataFrame:
-    """Memory saved by sharers, hit rates over pools, both in an engine."""
+    """Memory saved by sharers, hit rates over pools, both in an engine; of a real model's cache, where it was there."""
     import pandas as pd
-    return pd.concat([question(table, "prefix_sharing", STUDY, name, *metrics) for name, metrics in (
-        ("sharers", ("memory_saved",)), ("pool", ("hit_rate",)), ("engine", tuple(_SAVED)))], ignore_index=True)
+    shown = [question(table, "prefix_sharing", STUDY, name, *metrics) for name, metrics in (
+        ("sharers", ("memory_saved",)), ("pool", ("hit_rate",)), ("engine", tuple(_SAVED)))]
+    real = asked(usable(table), "prefill")
+    return pd.concat([*shown, real[real["metric"] == "memory_saved"]], ignore_index=True)
 
 
 def draw(rows: pd.DataFrame, style: Style) -> Figure:
@@ -43,12 +47,18 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
         style.bars(sharers, counted["sharers"], counted, look, kind="simulated", ls="")
         handles.append(Line2D([], [], label=f"{shared:.0%} of the prompt in common", lw=0.9,
                               **style.marker("simulated", look)))
+        real = rows[(rows["question"] == "prefill") & (rows["shared"] == shared)]
+        if len(real):
+            style.bars(sharers, real["sharers"], real, look, ls="", zorder=3)
+    if (rows["question"] == "prefill").any():
+        handles.append(Line2D([], [], label="filled: blocks of a real model's cache", ls="",
+                              **style.marker("measured", Look(GREY, "o"))))
     sharers.set(xscale="log", xlabel="live requests that share", ylabel="memory saved (line: f(R − 1)/R)")
     ticks = sorted(mine["sharers"].unique())
     ticks_at(sharers.xaxis, ticks, [f"{int(n)}" for n in ticks])
     pools = rows[(rows["question"] == "pool") & ~rows["endless"].fillna(False).astype(bool)]
     for i, (data, one) in enumerate(rows[rows["question"] == "pool"].groupby("data")):
-        look, sized = Look(PALETTE[7 + i], "<>"[i % 2]), pools[pools["data"] == data].sort_values("num_blocks")
+        look, sized = Look(PALETTE[(7, 9)[i % 2]], "<>"[i % 2]), pools[pools["data"] == data].sort_values("num_blocks")
         line(style, pool, sized["num_blocks"], sized, look)
         for value in one[one["endless"].astype(bool)]["value"]:
             pool.axhline(value, color=look.color, lw=0.8, ls=":")

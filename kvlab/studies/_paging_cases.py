@@ -13,13 +13,12 @@ from kvlab.attention._base import digest
 from kvlab.kv.block_pool import BlockPool
 from kvlab.record.reading import Reading
 from kvlab.record.statistics import t_interval
-from kvlab.serving.scheduler import SchedulerConfig
+from kvlab.serving.scheduler_config import SchedulerConfig
 from kvlab.serving.simulator import StepRecord, simulate
 from kvlab.serving.step_time import fixed
 from kvlab.serving.workloads import synthetic
 
-METRICS = {"waste_of_tokens": "ratio", "waste_of_room": "ratio", "sequences_held": "count", "used_share": "ratio",
-           "blocks_held": "count"}
+METRICS = {"waste_of_tokens": "ratio", "used_share": "ratio", "sequences_held": "count", "blocks_held": "count"}
 POOL_TOKENS = 41_408            # what one RTX 4090 held for Llama-3.1-8B beside its weights (2,588 blocks of 16)
 # kinds of contiguous reservation that the PagedAttention paper names
 RESERVED = ("max_model_len", "next power of two", "true length")
@@ -48,13 +47,14 @@ class Lengths:
                     case=json.dumps(shown, sort_keys=True))
 
     def rows(self) -> list[dict]:
-        """Unused room ÷ tokens and ÷ room, sequences that fit, over seeds; for pages the rule of half a block."""
+        """Unused room ÷ tokens, tokens ÷ room, sequences that fit, over seeds; for pages the rule of half a block."""
         found = [self._one(seed) for seed in self.seeds]
         way = f"reserved: {self.reserved}" if self.reserved else f"blocks of {self.block_size}"
+        source = "arithmetic over drawn lengths" if self.reserved else "kv.block_pool"
         readings = []
         for metric in found[0]:
             mean = t_interval(one[metric] for one in found)
-            readings.append(Reading(metric, mean.value, METRICS[metric], "simulated", source="kv.block_pool",
+            readings.append(Reading(metric, mean.value, METRICS[metric], "simulated", source=source,
                                     low=mean.low, high=mean.high, n=mean.n, hardware="none",
                                     method=f"{way}; mean over seeds"))
         if not self.reserved:
@@ -87,8 +87,7 @@ class Lengths:
                 pool.allocate(tokens)
             allocated, held = pool.used_blocks * self.block_size, self._fitting(now)
         unused = allocated - int(now.sum())
-        return {"waste_of_tokens": unused / now.sum(), "waste_of_room": unused / allocated,
-                "used_share": now.sum() / allocated, "sequences_held": held}
+        return {"waste_of_tokens": unused / now.sum(), "used_share": now.sum() / allocated, "sequences_held": held}
 
     def _fitting(self, lengths: np.ndarray) -> int:
         pool = BlockPool(POOL_TOKENS // self.block_size + 1, self.block_size)
@@ -104,7 +103,7 @@ class Snapshot:
     """Who owns which block of a small pool after so many steps of a simulated engine: one row per running request."""
     workload: str
     after_steps: int
-    num_blocks: int = 257
+    num_blocks: int = 256
     block_size: int = 16
     seed: int = 0
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvlab.record.asked import asked
+from kvlab.studies import kernels
 from kvlab.studies._run import Finding
 
 if TYPE_CHECKING:
@@ -19,13 +20,16 @@ WITHIN, LEAST = 0.1, 16         # by how much waste may miss the rule of half a 
 def findings(table: pd.DataFrame) -> list[Finding]:
     """Waste of pages, the rule of half a block, waste of reservations, what fits, what a kernel pays."""
     ok = table[(table["status"] == "ok") & (table["kind"] != "missing")]
-    found = [*_pages(ok), *_reserved(ok), *_kernel(ok)]
+    timed = kernels.findings(table[table["variant"] != ""])
+    found = [*_pages(ok), *_reserved(ok), *(one for one in timed if one.name.startswith("pages:"))]
     return found or [Finding("none", "no finding: the run holds no reading of this study", None, "ratio", None, None,
                              "missing")]
 
 
 def _pages(ok) -> Iterator[Finding]:
     pages = asked(ok, "waste")
+    if pages.empty:
+        return
     pages = pages[(pages["reserved"] == "") & (pages["metric"] == "waste_of_tokens")]
     counted, rule = (pages[pages["kind"] == kind].set_index("block_size") for kind in ("simulated", "modelled"))
     if counted.empty:
@@ -49,6 +53,8 @@ def _pages(ok) -> Iterator[Finding]:
 
 def _reserved(ok) -> Iterator[Finding]:
     rows = asked(ok, "waste")
+    if rows.empty:
+        return
     held = rows[rows["metric"] == "sequences_held"]
     pages = held[(held["reserved"] == "") & (held["block_size"] == 16)]
     for reserved in [one for one in rows["reserved"].unique() if one]:
@@ -61,17 +67,3 @@ def _reserved(ok) -> Iterator[Finding]:
                       f"[{share['low']:.1%}, {share['high']:.1%}] of the room holds tokens (the paper, of other "
                       f"engines and traces: {low:.1%} to {high:.1%}){more}.", float(share["value"]), "ratio",
                       float(share["low"]), float(share["high"]), "simulated")
-
-
-def _kernel(ok) -> Iterator[Finding]:
-    ratios = ok[(ok["metric"] == "to_contiguous") & (ok["page_order"] == "random")].sort_values("block_size")
-    for variant, mine in ratios.groupby("variant"):
-        sixteen = mine[mine["block_size"] == 16]
-        if sixteen.empty:
-            continue
-        row, first, last = sixteen.iloc[0], mine.iloc[0], mine.iloc[-1]
-        yield Finding(f"kernel: {variant}", f"{variant} on random blocks of 16 takes {row['value']:.2f} × "
-                      f"[{row['low']:.2f}, {row['high']:.2f}] the time of one contiguous piece; blocks of "
-                      f"{first['block_size']:.0f}: {first['value']:.2f} ×, of {last['block_size']:.0f}: "
-                      f"{last['value']:.2f} ×.", float(row["value"]), "ratio", float(row["low"]), float(row["high"]),
-                      row["kind"])

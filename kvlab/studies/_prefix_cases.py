@@ -2,21 +2,26 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 
 from kvlab.attention._base import digest
 from kvlab.kv.block_pool import BlockPool
-from kvlab.kv.prefix import chain_of_pieces
+from kvlab.kv.prefix import PrefixCache, chain_of_pieces
 from kvlab.record.reading import Reading
 from kvlab.record.statistics import t_interval
-from kvlab.serving.scheduler import SchedulerConfig
+from kvlab.serving.scheduler_config import SchedulerConfig
 from kvlab.serving.simulator import Simulation, StepRecord, simulate
+from kvlab.serving.traces import read_trace
 from kvlab.serving.workloads import LogNormal, Workload, synthetic
-from kvlab.studies._serving import BLOCKS, ENGINE
+from kvlab.studies import _prefix_prefill
+from kvlab.studies._prefix_prefill import Prefill
+from kvlab.studies._serving import BLOCKS, ENGINE, MODEL
 
-METRICS = {"memory_saved": "ratio", "hit_rate": "ratio", "live_memory_saved": "ratio", "prefill_saved": "ratio",
+METRICS = {**_prefix_prefill.METRICS, "hit_rate": "ratio", "live_memory_saved": "ratio", "prefill_saved": "ratio",
            "ttft_mean_s_ratio": "ratio"}
 ENDLESS = 10**7                 # blocks of a pool that never evicts anything here
 
@@ -39,34 +44,32 @@ class Sharers:
 
     def rows(self) -> list[dict]:
         """What the pool counts, and what the formula says."""
-        pool = BlockPool(self.sharers * (self.prompt_tokens // self.block_size + 1) + 1, self.block_size)
-        blocks = pool.blocks_for(self.prompt_tokens)
-        common = int(self.shared * self.prompt_tokens) // self.block_size
-        for request in range(self.sharers):
-            hashes = [*range(common), *(common + request * blocks + k for k in range(blocks - common))]
-            found = pool.cached(hashes)
-            pool.share(found)
-            table = found + pool.take(blocks - len(found))
-            for block_id, one in zip(table[len(found):], hashes[len(found):]):
-                pool.remember(block_id, one)
+        size, common = self.prompt_tokens, int(self.shared * self.prompt_tokens)
+        pool = BlockPool(self.sharers * (size // self.block_size + 1) + 1, self.block_size)
+        cache, blocks = PrefixCache(pool), pool.blocks_for(size)
+        for request in range(1, self.sharers + 1):
+            cache.allocate([*range(common), *range(request * size + common, (request + 1) * size)])
         saved = 1 - pool.used_blocks / (blocks * self.sharers)
         formula = self.shared * (self.sharers - 1) / self.sharers
-        about = dict(hardware="none")
         return _rows(self, [
-            Reading("memory_saved", saved, "ratio", "simulated", source="kv.block_pool",
-                    method="1 − blocks in use ÷ blocks without sharing", **about),
-            Reading("memory_saved", formula, "ratio", "modelled", source="formula", method="formula:f · (R − 1) ÷ R",
-                    **about)])
+            Reading("memory_saved", saved, "ratio", "simulated", source="kv.prefix", hardware="none",
+                    method="1 − blocks in use ÷ blocks without sharing"),
+            Reading("memory_saved", formula, "ratio", "modelled", source="formula", hardware="none",
+                    method="formula:f · (R − 1) ÷ R")])
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Prompts that arrive one after another at a pool of so many blocks: the share of their tokens that is found."""
+    """Prompts that arrive one after another at a pool of so many blocks: the share of their tokens that is found.
+
+    trace: the recorded requests themselves, from the folder that KVLAB_TRACES names, in place of drawn ones.
+    """
     workload: str
     num_blocks: int
     block_size: int = 512
     count: int = 6000
     seeds: tuple[int, ...] = (0, 1, 2)
+    trace: bool = False
 
     @cached_property
     def comparison_id(self) -> str:
@@ -74,18 +77,20 @@ class Pool:
 
     def columns(self) -> dict:
         shown = dict(question="pool", num_blocks=self.num_blocks, endless=self.num_blocks == ENDLESS)
-        return dict(device="none", block_size=self.block_size, data=f"workload:{self.workload}",
-                    case=json.dumps(shown, sort_keys=True))
+        return dict(device="none", block_size=self.block_size, case=json.dumps(shown, sort_keys=True),
+                    data=f"{'trace' if self.trace else 'workload'}:{self.workload}")
 
     def rows(self) -> list[dict]:
         """hit_rate: prompt blocks found ÷ prompt blocks, over seeds. No request lives beside another."""
         rates = t_interval(self._rate(seed) for seed in self.seeds)
-        return _rows(self, [Reading("hit_rate", rates.value, "ratio", "simulated", low=rates.low, high=rates.high,
-                                    n=rates.n, source="kv.block_pool", hardware="none",
-                                    method="least recently used blocks evicted; mean over seeds")])
+        ends = dict(low=rates.low, high=rates.high) if rates.n > 1 else {}
+        over = "the recorded requests" if self.trace else "mean over seeds"
+        return _rows(self, [Reading("hit_rate", rates.value, "ratio", "simulated", n=rates.n, source="kv.block_pool",
+                                    hardware="none", method=f"least recently used blocks evicted; {over}", **ends)])
 
     def _rate(self, seed: int) -> float:
-        requests = list(synthetic(self.workload, self.count, seed=seed))
+        requests = list(read_trace(trace_file(self.workload)) if self.trace else
+                        synthetic(self.workload, self.count, seed=seed))
         most = sum(len(one.prefix) for one in requests) + 2
         pool = BlockPool(min(self.num_blocks, most), self.block_size)
         found = asked = 0
@@ -117,7 +122,7 @@ class Engine:
         return digest(asdict(self))
 
     def columns(self) -> dict:
-        return dict(device="none", block_size=16, data="workload:system prompts",
+        return dict(device="none", block_size=16, model=MODEL, data="workload:system prompts",
                     case=json.dumps(dict(question="engine", **asdict(self)), sort_keys=True))
 
     def rows(self) -> list[dict]:
@@ -158,16 +163,25 @@ def _rows(case: Sharers | Pool | Engine, readings: list[Reading]) -> list[dict]:
              "scope": "comparison"} for reading in readings]
 
 
-def cases(size: str) -> Iterator[Sharers | Pool | Engine]:
-    """Every share and number of sharers, every pool size, every rate."""
+def trace_file(workload: str) -> Path:
+    """Where a workload's trace lies, if the environment variable KVLAB_TRACES names a folder that holds it."""
+    return Path(os.environ.get("KVLAB_TRACES", "")) / "traces" / f"{workload}.jsonl"
+
+
+def cases(size: str, device: str) -> Iterator[Sharers | Prefill | Pool | Engine]:
+    """Every share and number of sharers, real prompts, every pool size, every rate."""
     smoke = size == "smoke"
     for shared in (0.25, 0.5, 0.9):
         for sharers in (1, 2, 4, 8, 16, 64)[::3 if smoke else 1]:
             yield Sharers(shared, sharers)
-    fewer = dict(count=300, seeds=(0, 1)) if smoke else dict(count=12031) if size == "large" else {}
+    longer = {"smoke": dict(sharers=2, prompt_tokens=64, rounds=2), "large": dict(prompt_tokens=512, rounds=5)}
+    for shared in (0.5,) if smoke else (0.5, 0.9):
+        yield Prefill(shared, device=device, **longer.get(size, {}))
+    drawn = dict(count=300, seeds=(0, 1)) if smoke else dict(count=12031) if size == "large" else {}
     for workload in ("mooncake_conversation", "mooncake_synthetic"):
+        chosen = dict(trace=True, seeds=(0,)) if size == "large" and trace_file(workload).is_file() else drawn
         for blocks in (1000, ENDLESS) if smoke else (500, 1000, 2000, 5000, 10_000, 30_000, 100_000, ENDLESS):
-            yield Pool(workload, blocks, **fewer)
+            yield Pool(workload, blocks, **chosen)
     fewer = dict(count=100, seeds=(0, 1)) if smoke else {}
     for rate in (1.0, 4.0) if smoke else (0.25, 0.5, 1.0, 2.0, 3.0, 4.0):
         yield Engine(rate, **fewer)
