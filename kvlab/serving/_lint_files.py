@@ -11,10 +11,11 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvlab.serving._lint_mention import STRAIGHT, Mention, environment
+from kvlab.serving._lint_mention import STRAIGHT, Mention, environment, moved
 from kvlab.serving._lint_metrics import metrics
 from kvlab.serving._lint_python import calls_in_text, python
-from kvlab.serving._lint_shell import commands, listed
+from kvlab.serving._lint_shell import commands, dockerfile
+from kvlab.serving._lint_yaml import listed
 
 SUFFIXES = {".py", ".ipynb", ".md", ".mdx", ".rst", ".txt", ".sh", ".bash", ".env", ".yaml", ".yml", ".json", ".toml",
             ".dockerfile", ".service", ".tpl"}
@@ -23,6 +24,7 @@ SKIPPED = {"node_modules", "__pycache__", "site-packages"}
 MAX_BYTES = 4 * 2**20
 MAX_FILES = 10_000
 MAX_NAMES = 5_000
+TIMED = re.compile(r"^([ \t]*)%(?:time|timeit|prun)[ \t]+(?!-)", re.M)                   # magics before a statement
 FENCE = re.compile(r"^[ \t>]*(```+|~~~+)[ \t]*\{?\.?([\w+-]*)[^\n]*$")
 
 
@@ -80,7 +82,7 @@ def mentions(path: Path, text: str) -> list[Mention]:
         rules = bool(re.search(r"[\"']?\bexpr[\"']?\s*:", text))
         found = environment(text, 1) + metrics(text, 1, promql_file=rules) + commands(text, 1) + listed(text, 1)
     else:
-        found = _document(text, known)
+        found = _document(text, known) + (dockerfile(text) if "dockerfile" in path.name.lower() else [])
     if len(found) > MAX_NAMES:
         raise ValueError(f"{path} holds more than {MAX_NAMES:,} names of engines; split it")
     return sorted(dict.fromkeys(found), key=lambda mention: mention.line)
@@ -144,16 +146,12 @@ def _notebook(path: Path, text: str) -> list[Mention]:
         line = at + 1 if at < len(rows) else 1
         at = at if at < len(rows) else 0
         if kind != "code":
-            found += [_shifted(m, line) for m in _document(source, known)]
+            found += [moved(m, line) for m in _document(source, known)]
             continue
         shell = "\n".join(row.lstrip()[1:] if row.lstrip()[:1] in "!%" else "" for row in source.split("\n"))
-        code = "\n".join("pass" if row.lstrip()[:1] in ("!", "%") else row for row in source.split("\n"))
+        code = TIMED.sub(r"\1", source)
+        code = "\n".join("pass" if row.lstrip()[:1] in ("!", "%") else row for row in code.split("\n"))
         found += environment(shell, line) + commands(shell, line)
         taken = python(code, line, known)
         found += _plain(code, line, known) if taken is None else taken
     return found
-
-
-def _shifted(mention: Mention, line: int) -> Mention:
-    return Mention(mention.kind, mention.name, line + mention.line - 1, mention.engine, mention.scopes, mention.own,
-                   mention.promql)

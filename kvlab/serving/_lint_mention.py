@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ENV = re.compile(r"(?<![A-Za-z0-9_.=])(VLLM|SGLANG|SGL|LLAMA_ARG)_[A-Z0-9]+(?:_[A-Z0-9]+)*"
                  r"(?![A-Za-z0-9_*<{(]|-[A-Za-z])")
@@ -12,6 +12,7 @@ CALLABLES = {"LLM": ("vllm", "LLM"), "EngineArgs": ("vllm", "EngineArgs"), "Samp
              "AsyncLLM": ("vllm", "AsyncLLM"), "AsyncLLMEngine": ("vllm", "AsyncLLM"),
              "Engine": ("sglang", "Engine"), "ServerArgs": ("sglang", "Engine")}
 STRAIGHT = str.maketrans({"“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "‘": "'", "’": "'"})
+DEFAULT = re.compile(r"\b([A-Z][A-Z0-9_]+)(?:=|:[ \t])[\"']?\$\{?\1\b")
 WHERE = re.compile(r"_(URL|URI|BASE|ENDPOINT|HOST|ADDR|ADDRESS|SERVER|MODEL|MODELS|IMAGE|TAG|VERSION|COMMIT|NAME)$"
                    r"|^[A-Z]+_(TEST|CI)_")
 
@@ -22,7 +23,7 @@ class Mention:
 
     engine: whose it is, "" where only the rest of the file can tell, "other" where it is none that has a table.
     scopes: of a keyword argument its callable, of a flag the subcommands it may belong to. own: the file itself gives
-    the name a meaning (a shell variable it reads, a rule it records). promql: it stands where series are selected.
+    the name a meaning (a variable it reads, a rule it records). promql: it stands where series are selected.
     """
     kind: str
     name: str
@@ -33,12 +34,18 @@ class Mention:
     promql: bool = False
 
 
+def moved(mention: Mention, line: int) -> Mention:
+    """The mention in a text whose first line is `line` of the file."""
+    return replace(mention, line=line + mention.line - 1)
+
+
 def environment(text: str, line: int) -> list[Mention]:
     """Variables with an engine's prefix anywhere in a text; what it refers to with `$` is its own.
 
     So is what names a place (VLLM_BASE_URL, VLLM_IMAGE) or a test's setting: clients and scripts call their own that.
+    A variable's own default (VLLM_X=${VLLM_X:-1}) is no use of it: it goes on to the engine.
     """
-    referred = set(re.findall(r"\$\{?([A-Z][A-Z0-9_]+)", text))
+    referred = set(re.findall(r"\$\{?([A-Z][A-Z0-9_]+)", DEFAULT.sub("", text)))
     found = []
     for number, row in enumerate(text.split("\n"), line):
         for match in ENV.finditer(row):

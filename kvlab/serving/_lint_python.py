@@ -8,9 +8,11 @@ from __future__ import annotations
 import ast
 import re
 import tokenize
+from collections import Counter
+from dataclasses import replace
 from io import StringIO
 
-from kvlab.serving._lint_mention import CALLABLES, Mention, environment
+from kvlab.serving._lint_mention import CALLABLES, ENV, Mention, environment, moved
 from kvlab.serving._lint_metrics import metrics
 from kvlab.serving._lint_shell import arguments, commands
 
@@ -52,21 +54,26 @@ def python(source: str, line: int, known: dict[str, str] | None = None) -> list[
         return None
     known = {} if known is None else known
     known.update(imports(tree))
+    dicts = dictionaries(tree) if CALL.search(source) else {}
+    reads = environment_reads(tree) if ENV.search(source) else set()
     found, skip = [], set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.List, ast.Tuple)):
             words = [(getattr(item, "value", None) if isinstance(getattr(item, "value", None), str) else "?",
                       item.lineno) for item in node.elts]
-            found += [_moved(m, line) for m in arguments(words)]
+            found += [moved(m, line) for m in arguments(words)]
         if isinstance(node, ast.Call):
-            found += _keywords(node, known, line)
+            found += _keywords(node, known, line, dicts)
         if isinstance(node, ast.keyword) and node.arg:
             found += [m for m in environment(node.arg, line + node.value.lineno - 1) if m.name == node.arg]
         if isinstance(node, ast.JoinedStr):
             skip.update(id(part) for part in node.values)
+            whole = "".join(str(getattr(part, "value", "?")) if isinstance(part, ast.Constant) else "?"
+                            for part in node.values)
+            found += commands(whole, line + node.lineno - 1)
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             first = line + node.lineno - 1
-            found += environment(node.value, first)
+            found += [replace(m, own=m.own or m.name in reads) for m in environment(node.value, first)]
             if id(node) not in skip:
                 found += metrics(node.value, first) + commands(node.value, first)
             elif ":" in node.value:
@@ -74,6 +81,48 @@ def python(source: str, line: int, known: dict[str, str] | None = None) -> list[
     for first, text in comments(source):
         found += commands(text, line + first - 1) + metrics(text, line + first - 1)
     return found
+
+
+def dictionaries(tree: ast.AST) -> dict[str, list[tuple[str, int]]]:
+    """Keys, with their lines, of names that are bound once in a file, to a dict display or dict(…)."""
+    bound, keys, more = Counter(), {}, []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound[node.id] += 1
+        elif isinstance(node, ast.arg):
+            bound[node.arg] += 1
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target, value = node.targets[0], node.value
+            if isinstance(target, ast.Name) and (given := _given(value)) is not None:
+                keys[target.id] = given
+            elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+                more.append((target.value.id, target.slice))
+    for name, key in more:
+        if name in keys and isinstance(key, ast.Constant) and isinstance(key.value, str):
+            keys[name].append((key.value, key.lineno))
+    return {name: given for name, given in keys.items() if bound[name] == 1}
+
+
+def _given(value: ast.expr) -> list[tuple[str, int]] | None:
+    """The keys of a dict display or of dict(…), with their lines; None for anything else."""
+    if isinstance(value, ast.Dict):
+        return [(k.value, k.lineno) for k in value.keys if isinstance(k, ast.Constant) and isinstance(k.value, str)]
+    if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "dict":
+        return [(keyword.arg, keyword.value.lineno) for keyword in value.keywords if keyword.arg]
+    return None
+
+
+def environment_reads(tree: ast.AST) -> set[str]:
+    """Names that a file looks up: os.environ["X"], or the first argument of what does not set (getenv, a helper)."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            found.add(getattr(node.slice, "value", None))
+        elif isinstance(node, ast.Call) and node.args:
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if not re.search("set|put|print|log|warn|error", called, re.I):
+                found.add(getattr(node.args[0], "value", None))
+    return {name for name in found if isinstance(name, str)}
 
 
 def comments(source: str) -> list[tuple[int, str]]:
@@ -92,11 +141,8 @@ def comments(source: str) -> list[tuple[int, str]]:
     return found
 
 
-def _moved(mention: Mention, line: int) -> Mention:
-    return Mention(mention.kind, mention.name, line + mention.line - 1, mention.engine, mention.scopes)
-
-
-def _keywords(node: ast.Call, known: dict[str, str], line: int) -> list[Mention]:
+def _keywords(node: ast.Call, known: dict[str, str], line: int, dicts: dict[str, list[tuple[str, int]]] | None = None
+              ) -> list[Mention]:
     """Keyword arguments of a call, if what is called is one of the engines' classes."""
     parts, func = [], node.func
     while isinstance(func, ast.Attribute):
@@ -115,13 +161,12 @@ def _keywords(node: ast.Call, known: dict[str, str], line: int) -> list[Mention]
         engine = "" if expected == "vllm" else "other"                  # `Engine` alone may be anybody's
     else:
         engine = ROOTS.get((stands or func.id).lstrip(".").split(".")[0], "other")
-    if engine not in ("", expected):
+    if engine not in ("", expected) or "multimodal_gen" in stands:          # SGLang's other engine, for images
         engine = "other"
     given = [(keyword.arg, keyword.value.lineno) for keyword in node.keywords if keyword.arg]
     for keyword in node.keywords:
-        if keyword.arg is None and isinstance(keyword.value, ast.Dict):
-            given += [(k.value, k.lineno) for k in keyword.value.keys
-                      if isinstance(k, ast.Constant) and isinstance(k.value, str)]
+        if keyword.arg is None:
+            given += _given(keyword.value) or (dicts or {}).get(getattr(keyword.value, "id", ""), [])
     return [Mention("kwarg", arg, line + at - 1, engine, (scope,)) for arg, at in given]
 
 
@@ -143,7 +188,7 @@ def calls_in_text(text: str, line: int, known: dict[str, str]) -> list[Mention]:
             if unclosed > MAX_UNCLOSED:
                 break
             continue
-        tree = parsed(match[1] + match[2] + body)
+        tree = parsed(match[1] + match[2] + re.sub(r"(?<![=\s])(\s*)\.\.\.", r"\1**_", body))     # what is left out
         if tree and tree.body and isinstance(tree.body[0], ast.Expr) and isinstance(tree.body[0].value, ast.Call):
             found += _keywords(tree.body[0].value, known, at)
     return found

@@ -6,7 +6,6 @@ flag belongs to somebody else.
 """
 from __future__ import annotations
 
-import bisect
 import re
 from collections.abc import Iterator
 
@@ -102,43 +101,19 @@ def arguments(words: list[tuple[str, int]]) -> list[Mention]:
     return found
 
 
-IMAGE = re.compile(r"^\s*(?:-\s+)?(?:image|repository)\s*:\s*[\"']?(?P<image>[^\s\"'#]+)")
-LISTED = re.compile(r"^\s*-\s+[\"']?(--[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9])(?=$|[=\s\"'])")
-
-
-def listed(text: str, line: int) -> list[Mention]:
-    """Flags in the argument lists of a YAML file: the nearest image above (else below) says whose they are.
-
-    Lists that begin with the engine's own command (`- vllm`, `- serve`) or hold a whole command line need no image.
-    """
-    rows = text.split("\n")
-    images = [(index, m["image"]) for index, row in enumerate(rows) if (m := IMAGE.match(row))]
-    found = []
-    for index, row in enumerate(rows):
-        inline = re.match(r"^\s*(?:args|command|entrypoint)\s*:\s*(\[.*)", row)
-        names = FLAG.findall(inline[1]) if inline else [m[1]] if (m := LISTED.match(row)) else []
-        if not names or COMMAND.search(row):
+def dockerfile(text: str) -> list[Mention]:
+    """Flags in the JSON forms of ENTRYPOINT and CMD; whose: the command in them, else the image they are FROM."""
+    found, base, entry = [], None, ""
+    for _, joined, numbers in logical_lines(text, 1):
+        instruction = re.match(r"\s*(FROM|ENTRYPOINT|CMD)\s", joined, re.I)
+        match = COMMAND.search(joined)
+        if not instruction:
             continue
-        whose = _list_engine(rows, index) or _image_engine(images, index)
-        if whose:
-            found += [Mention("flag", name, line + index, *whose) for name in names]
+        if instruction[1].upper() == "FROM":
+            base, entry = engine_of(match) if match else None, ""
+        elif not match and (words := re.sub(r"[\s\"',\[\]]+", " ", joined)) and "[" in joined:
+            match = COMMAND.search(f"{entry} {words}")
+            whose = engine_of(match) if match else base if not entry else None
+            found += flags_of(joined, *whose, line_of=numbers.__getitem__) if whose else []
+            entry = words if instruction[1].upper() == "ENTRYPOINT" else entry
     return found
-
-
-def _list_engine(rows: list[str], index: int):
-    """The engine of the command whose words stand above in the same list or in its `command:`."""
-    words = []
-    for above in range(index, max(index - 80, -1), -1):
-        row = rows[above].strip()
-        if row and not re.match(r"-|#|(args|command|entrypoint)\s*:", row):
-            break
-        words.append(re.sub(r"[\"',\[\]]", " ", re.sub(r"^(- |args:|command:|entrypoint:)", "", row)))
-    match = COMMAND.search(re.sub(r"\s+", " ", " ".join(reversed(words))))
-    return engine_of(match) if match else None
-
-
-def _image_engine(images: list[tuple[int, str]], index: int):
-    at = bisect.bisect(images, index, key=lambda image: image[0])
-    nearest = images[at - 1][1] if at else images[0][1] if images else ""
-    match = COMMAND.search(nearest)
-    return engine_of(match) if match else None

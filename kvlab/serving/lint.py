@@ -3,7 +3,8 @@
 `lint(path)` reads a file (Python, notebook, Markdown or plain text, shell, Dockerfile, YAML, JSON) or a folder and
 judges each name against data/engine_names. Verdicts: `ok`; `unknown` with the nearest name; `renamed` or `removed`
 with the release; `wrong form` (a metric written without its colon, or without what scraping adds); `deprecated`
-(still read); `not judged` where nothing tells whose name it is. A file is never run, imported or fetched from.
+(still read); `not judged` where nothing tells whose name it is or the file itself gives it a meaning. A file is never
+run, imported or fetched from.
 """
 from __future__ import annotations
 
@@ -111,7 +112,8 @@ def _judge(mention: Mention, engine: str, version: str) -> tuple[str, str, str, 
     table = names.table(engine)
     judge = {"metric": _metric, "flag": _flag}.get(mention.kind, _exact)
     verdict, says, todo, source = judge(mention, table, version)
-    if mention.own and verdict in FAILING:
+    heard = mention.kind == "env" and table.find("env", mention.name)   # what the engine had is not the file's own
+    if mention.own and verdict in FAILING and not heard:
         return "not judged", f"the file itself gives {mention.name} its meaning", "", ""
     return verdict, says, todo, source
 

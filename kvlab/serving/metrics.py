@@ -23,6 +23,7 @@ PREFIXES = {"vllm": "vllm:", "sglang": "sglang:", "tgi": "tgi_", "triton": ("nv_
             "trtllm": "trtllm_", "llamacpp": "llamacpp:", "kvlab_sim": "kvlab_sim:"}       # by which an engine is known
 # Ranks of one tensor- or pipeline-parallel engine repeat the same number: copies, not shares. SGLang labels them so.
 COPIES = ("tp_rank", "pp_rank", "moe_ep_rank")
+MOST = 1e18                                                    # no engine counts so far, and sums stay finite
 _TERM = re.compile(r'([a-zA-Z_:][\w:]*)(?:\{(\w+)="([^"]*)"\})?(?:\[(\w+)\])?')
 
 Series = tuple[tuple[str, str], ...]                   # labels and their values, sorted
@@ -247,9 +248,9 @@ def _checked(measure: str, series: dict) -> dict:
     """The series, or a ValueError that says why they are no numbers of that measure."""
     for value in series.values():
         counts = [count for _, count in value] if isinstance(value, tuple) else [value]
-        wrong = next((count for count in counts if not 0 <= count < math.inf), None)
+        wrong = next((count for count in counts if not 0 <= count <= MOST), None)
         if wrong is not None:
-            raise ValueError(f"the server gives {wrong}, which is no number of at least 0")
+            raise ValueError(f"the server gives {wrong}, which is no number between 0 and {MOST:g}")
         if measure == "kv_usage" and value > 1.001:
             raise ValueError(f"the server gives {value}, which is no share between 0 and 1")
     return series

@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
@@ -24,6 +25,7 @@ from kvlab.serving.metrics import Snapshot, read
 
 TIMEOUT_S = 5.0
 MOST_BYTES = 4 * 2**20                  # some hundred times what an engine exports; parsed in about 1.5 s
+MOST_CHARACTERS = 2**17                 # of a line: the parser's time grows with the square of a label's length
 REDIRECTS = 3
 TOKEN_ENV = "KVLAB_TOKEN"
 
@@ -182,12 +184,24 @@ class Scrape:
 
 
 def parse(text: str) -> list:
-    """The metric families of an exposition in Prometheus' text format. ValueError: the first line that is none."""
-    from prometheus_client.parser import text_string_to_metric_families
+    """The metric families of an exposition in Prometheus' text format.
+
+    ValueError: the first line that is none, by its number: its text may be a server's complaint that quotes the token.
+    """
+    from prometheus_client.parser import text_fd_to_metric_families
+    number = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal number
+        for line in text.split("\n"):
+            number += 1
+            if len(line) > MOST_CHARACTERS:
+                raise ValueError
+            yield line
     try:
-        return list(text_string_to_metric_families(text))
-    except (ValueError, IndexError, KeyError, AssertionError) as error:
-        raise ValueError(f"a line is no metric: {ascii(str(error))[:80]}") from None
+        return list(text_fd_to_metric_families(lines()))
+    except (ValueError, IndexError, KeyError, AssertionError):
+        raise ValueError(f"line {number} of its answer is no metric") from None
 
 
 def _authorization(url: SplitResult, token_env: str) -> str:

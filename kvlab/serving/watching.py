@@ -12,6 +12,8 @@ from kvlab.serving.metrics import MEASURES
 from kvlab.serving.scrape import Scrape, ScrapeError
 from kvlab.serving.windows import History, Window
 
+MOST_NAME = 200                                      # characters of the models' names: labels are the server's own
+
 RATES = {"generated_tokens_per_s": ("generated_tokens", "tokens/s"),
          "prompt_tokens_per_s": ("prompt_tokens", "tokens/s"), "finished_per_s": ("finished", "1/s")}
 RATIOS = {"preemption_ratio": ("preemptions", "finished"), "hit_rate": ("prefix_hit_tokens", "prefix_queried_tokens")}
@@ -79,7 +81,7 @@ def _look(history: History, window: Window, thresholds: Thresholds, elapsed_s: f
     newest = window.newest
     labels = [dict(series) for series in newest.gauges.get("running", {})]
     models = {one.get("model_name") or one.get("model") for one in labels}
-    return Look(elapsed_s, time.time(), newest.engine, ", ".join(sorted(filter(None, models))),
+    return Look(elapsed_s, time.time(), newest.engine, ", ".join(sorted(filter(None, models)))[:MOST_NAME],
                 tuple(readings(window, history.window(1e-9))), tuple(evaluate(window, thresholds)), window.over_s,
                 tuple(window.restarts))
 

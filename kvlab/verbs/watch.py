@@ -1,6 +1,7 @@
 """kvlab watch: a serving engine's own metrics, in one vocabulary whichever engine it is, with alerts."""
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -34,7 +35,7 @@ def command(url: Annotated[str, typer.Argument(help="http://host:port of the ser
             engine: Annotated[str, typer.Option(help="With --rules: vllm, sglang, tgi, triton, trtllm, llamacpp or "
                                                      "kvlab_sim. Default: what the server is.")] = "",
             as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per scrape.")] = False) -> int:
-    """Watch a serving engine's metrics (vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp); code 1 if an alert fired."""
+    """Watch a serving engine's metrics, whichever engine it is; code 1 if an alert fired or a scrape failed."""
     from kvlab.serving.alerts import Thresholds
     from kvlab.serving.scrape import Scrape
     thresholds = Thresholds(preemption_ratio, queue_p99 and _seconds("--queue-p99", queue_p99), kv_usage, hit_rate,
@@ -49,12 +50,17 @@ def command(url: Annotated[str, typer.Argument(help="http://host:port of the ser
     if out is not None and (out.suffix != ".parquet" or not out.absolute().parent.is_dir()):
         raise ValueError(f"--out {out} must be a .parquet file in a folder that exists")
     looks, for_s = [], None if for_ is None else _seconds("--for", for_)
-    fired = _show(server, thresholds, _seconds("--every", every), for_s, once, as_json,
-                  looks.append if out is not None else lambda look: None)
-    if out is not None:
-        from kvlab.record.export import write_parquet
-        from kvlab.record.reading import table
-        write_parquet(table(row for i, look in enumerate(looks) for row in look.rows(i)), out)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)      # `timeout` and containers end it as Ctrl-C
+    try:
+        fired = _show(server, thresholds, _seconds("--every", every), for_s, once, as_json,
+                      looks.append if out is not None else lambda look: None)
+    finally:                                             # whatever ended the watch: what was seen is kept
+        signal.signal(signal.SIGTERM, before)
+        if looks:
+            from kvlab.record.export import write_parquet
+            from kvlab.record.reading import table
+            write_parquet(table(row for i, look in enumerate(looks) for row in look.rows(i)), out)
+    if looks:
         print(out, file=sys.stderr if as_json else sys.stdout)
     return int(fired)
 
@@ -63,9 +69,10 @@ def _seconds(option: str, text: str) -> float:
     """A time such as 500ms, 60s, 5m, 1h or plain seconds."""
     import re
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)", text.strip())
-    if found is None or not float(found[1]):
-        raise ValueError(f"{option} {text!r} is no time; write it as 500ms, 60s, 5m or 1h")
-    return float(found[1]) * {"ms": 0.001, "s": 1, "": 1, "m": 60, "h": 3600}[found[2]]
+    seconds = float(found[1]) * {"ms": 0.001, "s": 1, "": 1, "m": 60, "h": 3600}[found[2]] if found else 0
+    if not 0 < seconds <= 366 * 86400:
+        raise ValueError(f"{option} {text!r} is no time of up to a year; write it as 500ms, 60s, 5m or 1h")
+    return seconds
 
 
 def _write_rules(path: Path, engine: str, thresholds) -> int:
@@ -104,7 +111,9 @@ def _show(server, thresholds, every_s, for_s, once, as_json, keep) -> bool:
                     print("\n".join([f"{look.engine} at {server.shown}", *shown.absent(look)]))
                 print(shown.line(look), flush=True)
             first = False
-    if look and not as_json:
+    if look is None:
+        raise KeyboardInterrupt                          # before the first scrape: nothing was watched
+    if not as_json:
         now = {alert.name: alert for alert in look.alerts}
         for name, alert in (now | ever).items():
             print(shown.said(alert) + ("" if name not in ever or now[name].firing else "; over by now"))

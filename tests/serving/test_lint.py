@@ -77,14 +77,29 @@ def test_the_article_itself():
 
 
 @pytest.mark.parametrize("line", [
-    'os.environ["VLLM_NO_SUCH_THING"] = "1"', 'os.getenv("VLLM_NO_SUCH_THING")',
+    'os.environ["VLLM_NO_SUCH_THING"] = "1"', 'with_env(VLLM_NO_SUCH_THING="1")',
     'os.environ.setdefault("VLLM_NO_SUCH_THING", "1")', 'run(["x"], env=dict(os.environ, VLLM_NO_SUCH_THING="1"))',
     'run(["x"], env={**os.environ, "VLLM_NO_SUCH_THING": "1"})', 'monkeypatch.setenv("VLLM_NO_SUCH_THING", "1")'])
 def test_variables_in_python(judged, line):
     assert judged(f"import os\n{line}\n")[0] == {"VLLM_NO_SUCH_THING": "unknown"}
 
 
+@pytest.mark.parametrize("line", ['os.getenv("VLLM_MY_RETRIES", "3")', 'os.environ["VLLM_MY_RETRIES"]',
+                                  'os.environ.get("VLLM_MY_RETRIES")', 'env_int("VLLM_MY_RETRIES", 3)'])
+def test_a_variable_that_the_file_reads_is_its_own_unless_the_engine_had_it(judged, line):
+    assert judged(f"import os\nx = {line}\n")[0] == {"VLLM_MY_RETRIES": "not judged"}
+    had = line.replace("VLLM_MY_RETRIES", "VLLM_ATTENTION_BACKEND")
+    assert judged(f"import os\nx = {had}\n")[0] == {"VLLM_ATTENTION_BACKEND": "renamed"}
+
+
 @pytest.mark.parametrize("call, found", [
+    ("from vllm import LLM\ngiven = dict(model='m', kv_blocks=2)\nLLM(**given)", {"kv_blocks": "unknown"}),
+    ("from vllm import EngineArgs\ngiven = {'model': 'm'}\ngiven['kv_blocks'] = 2\nEngineArgs(**given)",
+     {"kv_blocks": "unknown"}),
+    ("from vllm import LLM\ngiven = {'kv_blocks': 2}\ngiven = other()\nLLM(**given)", {}),
+    ("from vllm import LLM\ngiven = {'kv_blocks': 2}\ndef f(given): LLM(**given)", {}),
+    ("from sglang.multimodal_gen.runtime.server_args import ServerArgs\nServerArgs(sp_degree=1)",
+     {"sp_degree": "not judged"}),
     ("from vllm import LLM\nLLM(model='m', max_sequences=3)", {"max_sequences": "unknown"}),
     ("import vllm\nvllm.LLM('m', swap_space=4)", {"swap_space": "renamed"}),
     ("from vllm import SamplingParams as P\nP(top_p=1, best_of=2)", {"best_of": "removed"}),
@@ -109,7 +124,8 @@ def test_keyword_arguments_belong_to_whom_the_file_imports(judged, call, found):
     ("vllm serve m --num-prompts 3", {"--num-prompts": "unknown"}),
     ("vllm bench serve --num-prompts 3 --model m", {}),
     ("VLLM_PORT=1 vllm serve m --port 1 | tee --append log && curl --silent x; ls --all", {}),
-    ("python -m sglang.launch_server --model-path m --mem-fraction-static 0.8 --page-blocks", {"--page-blocks": "unknown"}),
+    ("python -m sglang.launch_server --model-path m --mem-fraction-static 0.8 --page-blocks",
+     {"--page-blocks": "unknown"}),
     ("text-generation-launcher --model-id m --max-batch-total-tokens 9 --paged", {"--paged": "unknown"}),
     ("llama-server -m x.gguf --ctx-size 9 --cont-batching --paged", {"--paged": "unknown"}),
     ("docker run --gpus all -p 1:1 vllm/vllm-openai:latest --model m --paged", {"--paged": "unknown"}),
@@ -128,6 +144,7 @@ def test_flags_in_lists_of_arguments(judged):
     found, report = judged(code)
     assert found == {"--paged": "unknown"} and report.findings[0].line == 4
     assert judged('run(["ls", "--paged"])\np.add_argument("--paged", help="as vllm serve")\n')[0] == {}
+    assert judged('run(f"vllm serve {m} --paged {n}")\n')[0] == {"--paged": "unknown"}
     assert judged('run("vllm serve m --paged", shell=True)  # vllm serve m --swap\n')[0] == {
         "--paged": "unknown", "--swap": "unknown"}
 
@@ -169,6 +186,45 @@ def test_compose_and_kubernetes(judged, text):
     assert [f.name for f in report.failing].count("--paged") == 1
 
 
+PODS = """\
+spec:
+  initContainers:
+  - command: ["huggingface-cli", "--local-dir", "x"]
+    image: python:3.12
+  containers:
+  - args: ["--model-path", "m",
+           "--kv-pages"]
+    command: ["python3", "-m", "sglang.launch_server"]
+    image: lmsysorg/sglang:latest
+  - name: exporter
+    image: prom/prometheus
+    args:
+    - --config.file=/etc/x.yml
+  - name: engine
+    args:
+    - "--blocks"
+    image: vllm/vllm-openai
+  - name: check
+    image: vllm/vllm-openai
+    command: ["python3", "check.py"]
+    args: ["--blocks-too"]
+servingEngineSpec:
+  repository: "vllm/vllm-openai"
+  vllmConfig:
+    extraArgs: ["--max-model-len", "8", "--pages"]
+other:
+  image:
+    repository: ghcr.io/huggingface/text-generation-inference
+  args: ["--tgi-pages"]
+"""
+
+
+def test_a_list_of_arguments_belongs_to_its_own_container(judged):
+    _, report = judged(PODS, "pods.yaml")
+    assert [(f.line, f.engine, f.name) for f in report.failing] == [
+        (7, "sglang", "--kv-pages"), (16, "vllm", "--blocks"), (25, "vllm", "--pages"), (29, "tgi", "--tgi-pages")]
+
+
 def test_commands_inside_yaml_lists(judged):
     found, _ = judged("command:\n- vllm\n- serve\n- m\n- --paged\n", "x.yml")
     assert found == {"--paged": "unknown"}
@@ -177,13 +233,32 @@ def test_commands_inside_yaml_lists(judged):
 
 
 def test_dockerfile_and_shell_variables(judged):
-    assert judged("FROM x\nARG VLLM_PAGED\nENV VLLM_LOGGING_LEVEL=INFO\nENV VLLM_PAGED_BLOCKS 3\n", "Dockerfile")[0] == {
-        "VLLM_PAGED": "not judged", "VLLM_PAGED_BLOCKS": "unknown"}
+    text = "FROM x\nARG VLLM_PAGED\nENV VLLM_LOGGING_LEVEL=INFO\nENV VLLM_PAGED_BLOCKS 3\n"
+    assert judged(text, "Dockerfile")[0] == {"VLLM_PAGED": "not judged", "VLLM_PAGED_BLOCKS": "unknown"}
     assert judged("VLLM_PAGED=1\necho ${VLLM_PAGED}\nexport VLLM_OTHER_THING=1\n", "x.sh")[0] == {
         "VLLM_PAGED": "not judged", "VLLM_OTHER_THING": "unknown"}
     assert judged("VLLM_BASE_URL=http://x python client.py\n", "x.sh")[0] == {"VLLM_BASE_URL": "not judged"}
     assert judged("see VLLM_*, VLLM_<NAME>, MY_VLLM_PAGED, VLLM_MACRO(x) and mode=VLLM_PAGED_MODE\n", "x.md")[0] == {}
     assert judged("export SGL_MOE_PADDING=1 SGLANG_NO_SUCH=1\n", "x.sh")[0]["SGLANG_NO_SUCH"] == "unknown"
+
+
+@pytest.mark.parametrize("text, found", [
+    ('FROM x\nENTRYPOINT ["vllm", "serve"]\nCMD ["m", "--max-model-len", "8", \\\n  "--paged"]\n', {"--paged": 4}),
+    ('FROM vllm/vllm-openai:v1\nHEALTHCHECK CMD ["curl", "--fail"]\nCMD ["--model", "m", "--paged"]\n', {"--paged": 3}),
+    ('FROM vllm/vllm-openai:v1\nENTRYPOINT ["python", "--x"]\nCMD ["--paged"]\n', {}),
+    ('FROM vllm/vllm-openai:v1 AS a\nFROM debian\nCMD ["ls", "--paged"]\n', {}),
+    ('FROM x\nCMD vllm serve m --paged\n', {"--paged": 2})])
+def test_what_a_dockerfile_starts(judged, text, found):
+    _, report = judged(text, "Dockerfile")
+    assert {f.name: f.line for f in report.failing} == found
+
+
+def test_a_variable_s_own_default_goes_on_to_the_engine(judged):
+    assert judged("export VLLM_PAGED=${VLLM_PAGED:-1}\n", "x.sh")[0] == {"VLLM_PAGED": "unknown"}
+    assert judged("environment:\n  VLLM_PAGED: ${VLLM_PAGED:-1}\n", "x.yaml")[0] == {"VLLM_PAGED": "unknown"}
+    assert judged('VLLM_PAGED="${VLLM_PAGED:-1}"\necho $VLLM_PAGED\n', "x.sh")[0] == {"VLLM_PAGED": "not judged"}
+    assert judged("VLLM_ATTENTION_BACKEND=X\necho $VLLM_ATTENTION_BACKEND\n", "x.sh")[0] == {
+        "VLLM_ATTENTION_BACKEND": "renamed"}                                     # it was the engine's once
 
 
 RULES = """\
@@ -228,10 +303,10 @@ def test_what_only_looks_like_a_metric(judged):
 
 def test_notebooks(judged):
     cells = [dict(cell_type="markdown", metadata={}, source=["# Try\n", "`vllm:gpu_cache_usage_perc`\n"]),
-             dict(cell_type="code", metadata={}, outputs=[], 
+             dict(cell_type="code", metadata={}, outputs=[],
                  source=["from vllm import LLM\n", "%env VLLM_PAGED_BLOCKS=1\n"]),
              dict(cell_type="code", metadata={}, outputs=[{"text": "VLLM_IN_OUTPUT"}],
-                  source="!vllm serve m --paged\nllm = LLM(model='m',\n          max_sequences=3)\n")]
+                  source="!vllm serve m --paged\n%time llm = LLM(model='m',\n          max_sequences=3)\n")]
     found, report = judged(json.dumps(dict(cells=cells, nbformat=4), indent=1), "x.ipynb")
     assert found == {"vllm:gpu_cache_usage_perc": "renamed", "VLLM_PAGED_BLOCKS": "unknown", "--paged": "unknown",
                      "max_sequences": "unknown"}
@@ -277,6 +352,11 @@ def test_folders_are_walked_without_links(tmp_path):
     os.symlink(tmp_path / "a" / "x.md", tmp_path / "a" / "again.md")
     report = lint([tmp_path])
     assert report.files == 1 and [f.name for f in report.findings] == ["VLLM_PAGED_BLOCKS"]
+
+
+def test_a_call_with_something_left_out(judged):
+    text = "from vllm import LLM\nllm = LLM(\n    model='m',\n    max_sequences=3,  # (more)\n    ...\n)\n"
+    assert judged(f"```python\n{text}```\n", "x.md")[0] == {"max_sequences": "unknown"}
 
 
 def test_nothing_is_executed(judged, tmp_path):

@@ -122,7 +122,8 @@ def test_the_engine_is_known_by_most_of_the_names():
         mappings("slang")
 
 
-@pytest.mark.parametrize("value, why", [("NaN", "gives nan"), ("+Inf", "gives inf"), ("-1", r"gives -1"),
+@pytest.mark.parametrize("value, why", [("NaN", "gives nan"), ("+Inf", "gives inf"), ("-1", "gives -1"),
+                                        ("1e300", "gives 1e+300"),
                                         ("42.0", r"gives 42.0, which is no share between 0 and 1")])
 def test_a_value_that_is_none_is_missing_and_not_zero(value, why):
     got = snapshot(f"vllm:kv_cache_usage_perc {value}\nvllm:num_requests_running 3\n")

@@ -99,14 +99,31 @@ def test_errors_of_http(status, hint):
     ("", "empty page"), ("\n\n", "empty page"),
     (PAGE[:-30], "breaks off inside a line"),
     (PAGE.rstrip("\n"), "breaks off inside a line"),
-    (PAGE + "vllm:num_requests_run\n", "a line is no metric"),
-    (PAGE + 'vllm:x{a="b\n', "a line is no metric"),
-    (PAGE + "vllm:x{\x1b[31m} 1\n", "a line is no metric"),
-    (PAGE + "vllm:x 1" + "2" * 500 + "z\n", "a line is no metric"),
+    (PAGE + "vllm:num_requests_run\n", r"line \d+ of its answer is no metric"),
+    (PAGE + 'vllm:x{a="b\n', r"line \d+ of its answer is no metric"),
+    (PAGE + "vllm:x{\x1b[31m} 1\n", r"line \d+ of its answer is no metric"),
+    (PAGE + "vllm:x 1" + "2" * 500 + "z\n", r"line \d+ of its answer is no metric"),
     ("go_goroutines 7\n", "none of its 1 metrics is of an engine that kvlab knows"),
 ])
 def test_pages_that_are_no_metrics(body, match):
     refused(body, match=match)
+
+
+def test_a_complaint_that_quotes_the_token_is_not_repeated(monkeypatch):
+    monkeypatch.setenv("KVLAB_TOKEN", "s3cret")
+    for body in ("# no\nbad token:s3cret\n", 'bad{token="s3cret} 1\n', "vllm:x s3cret\n"):
+        text, _ = refused(body, match=r"line \d of its answer is no metric")
+        assert "s3cret" not in text
+
+
+@pytest.mark.parametrize("label", ['\\"' * 2**20, "\\\\" * 2**20])
+def test_a_label_that_takes_the_parser_long_is_refused_at_once(label):
+    began = time.monotonic()
+    refused(PAGE + f'vllm:x{{a="{label}"}} 1\n', match="of its answer is no metric")
+    assert time.monotonic() - began < 2
+    began = time.monotonic()
+    parse(PAGE + ('vllm:x{a="' + label[:2**16 - 2] + '"} 1\n') * 5)                 # the longest lines that are read
+    assert time.monotonic() - began < 5
 
 
 def test_html_by_its_type_alone():

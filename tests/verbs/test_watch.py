@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 
 import pytest
@@ -154,6 +155,7 @@ def test_the_live_table():
     ((), "give the address of a server"), (("--rules", "x.yml"), "give the address"),
     (("localhost:1", "--engine", "vllm"), "--engine goes with --rules"),
     (("localhost:1", "--every", "often"), "--every 'often' is no time"), (("localhost:1", "--for", "0s"), "is no time"),
+    (("localhost:1", "--every", "9000h"), "of up to a year"), (("localhost:1", "--timeout", "9" * 400), "is no time"),
     (("localhost:1", "--kv-usage", "95"), "at most 1"), (("ftp://x",), "must look like"),
     (("localhost:1", "--out", "x.csv"), "must be a .parquet file"),
     (("localhost:1", "--out", "/nowhere/x.parquet"), "in a folder that exists"),
@@ -203,13 +205,45 @@ def test_help_needs_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-def test_ctrl_c_ends_a_watch_and_keeps_what_was_seen(tmp_path):
+def test_another_engine_at_the_same_address_ends_a_watch_and_keeps_what_was_seen(tmp_path):
+    with FakeEngine(vllm_page(), "sglang:num_running_reqs 3\n") as engine:
+        error, _ = run(engine.url, *TWO, "--out", tmp_path / "w.parquet")
+    assert isinstance(error, ValueError) and "was vllm and is sglang now" in str(error)
+    assert read_table(tmp_path / "w.parquet")["case_id"].nunique() == 1
+
+
+def test_a_name_of_a_model_without_end_is_cut(tmp_path):
+    with FakeEngine(vllm_page().replace("org/m", "m" * 100_000)) as engine:
+        code, shown = run(engine.url, "--once", "--json", "--out", tmp_path / "w.parquet")
+    assert code == 0 and len(shown) < 10_000 and read_table(tmp_path / "w.parquet")["model"].str.len().max() == 200
+
+
+def test_numbers_that_no_engine_counts_to_are_missing():
+    pages = [vllm_page(running="1.7e308", engine=i) for i in "01"]
+    with FakeEngine("".join(pages)) as engine:
+        code, shown = run(engine.url, "--once")
+    assert code == 0 and "missing running: the server gives 1.7e+308, which is no number between 0 and 1e+18" in shown
+
+
+def test_ctrl_c_before_the_first_scrape_is_no_watch(tmp_path):
+    with FakeEngine({"body": vllm_page(), "pause_s": 60}) as engine:
+        command = [sys.executable, "-m", "kvlab", "watch", engine.url, "--timeout", "60s", "--out"]
+        watching = subprocess.Popen([*command, str(tmp_path / "w.parquet")], stderr=subprocess.PIPE, text=True)
+        while not engine.seen:
+            time.sleep(0.05)
+        watching.send_signal(signal.SIGINT)
+        assert "Traceback" not in watching.communicate(timeout=60)[1] and watching.returncode == 130
+    assert not (tmp_path / "w.parquet").exists()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_a_watch_and_keeps_what_was_seen(tmp_path, sign):
     with FakeEngine(vllm_page()) as engine:
         command = [sys.executable, "-m", "kvlab", "watch", engine.url, "--every", "100ms", "--json"]
         watching = subprocess.Popen([*command, "--out", str(tmp_path / "w.parquet")], stdout=subprocess.PIPE,
                                     stderr=subprocess.PIPE, text=True)
         lines = [watching.stdout.readline() for _ in range(2)]
-        watching.send_signal(signal.SIGINT)
+        watching.send_signal(sign)
         rest, errors = watching.communicate(timeout=60)
     assert watching.returncode == 0 and "Traceback" not in errors
     assert read_table(tmp_path / "w.parquet")["case_id"].nunique() == len(lines) + len(rest.splitlines())
