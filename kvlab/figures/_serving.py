@@ -19,7 +19,7 @@ def question(table: pd.DataFrame, figure: str, study: str, name: str, *metrics: 
     if lacking:
         raise ValueError(f"figure {figure} needs {', '.join(lacking)} of the question {name!r}, and the table has no "
                          f"such reading; draw it from a run of `kvlab run {study}`")
-    return rows[rows["metric"].isin(metrics)]
+    return rows.loc[rows["metric"].isin(metrics), list(table)]
 
 
 def line(style: Style, ax: Axes, x, rows: pd.DataFrame, look: Look, **more) -> None:

@@ -12,6 +12,7 @@ from matplotlib.ticker import PercentFormatter
 
 from kvlab.figures._serving import line, question
 from kvlab.figures._style import GREY, PALETTE, Look, Style, above, log_axis, ticks_at
+from kvlab.record.asked import with_fields
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +34,7 @@ def select(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(rows: pd.DataFrame, style: Style) -> Figure:
+    rows = with_fields(rows)
     figure, (budget, seqs, lever) = style.figure(3.0, 3)
     words = {"itl_p99_s": "p99 gap between tokens", "tpot_mean_s": "mean time per output token",
              "tokens_per_s": "tokens per second", "preemption_ratio": "preemptions per request"}

@@ -13,6 +13,7 @@ import numpy as np
 
 from kvlab.figures._serving import question
 from kvlab.figures._style import PALETTE, Style
+from kvlab.record.asked import with_fields
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +31,7 @@ def select(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(rows: pd.DataFrame, style: Style) -> Figure:
+    rows = with_fields(rows)
     steps = sorted(rows["after_steps"].unique())
     figure, axes = style.figure(1.7, len(steps))
     for ax, step in zip(axes, steps):

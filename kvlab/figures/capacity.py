@@ -1,6 +1,6 @@
 """Real servers' logs against the capacity model, and the safety factor that each server would have needed.
 
-Bears on the rule that concurrency is (VRAM − weights) ÷ (KV × 1.3 to 1.5), the band on the right: what a server cannot
+Bears on the claim that concurrency is (VRAM − weights) ÷ (KV × 1.3 to 1.5), the band on the right: what a server cannot
 use of its memory depends on its utilization, activation peak and graphs, not on a factor.
 """
 from __future__ import annotations
@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 
 from kvlab.figures._serving import question
 from kvlab.figures._style import GREY, PALETTE, Look, Style, above, log_axis, ticks_at
+from kvlab.record.asked import with_fields
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +32,7 @@ def select(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(rows: pd.DataFrame, style: Style) -> Figure:
+    rows = with_fields(rows)
     figure, (logs, pools, factors) = style.figure(3.3, 3)
     ratios = rows[rows["question"] == "log"].sort_values("value", ignore_index=True)
     for verdict, look in _VERDICTS.items():

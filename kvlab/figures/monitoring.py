@@ -13,6 +13,7 @@ from matplotlib.ticker import PercentFormatter
 
 from kvlab.figures._serving import question
 from kvlab.figures._style import GREY, PALETTE, Style, above, ticks_at
+from kvlab.record.asked import with_fields
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +32,7 @@ def select(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(rows: pd.DataFrame, style: Style) -> Figure:
+    rows = with_fields(rows)
     figure, (requests, blocks, alarms) = style.figure(2.8, 3)
     curves = {metric: mine.sort_values("t") for metric, mine in rows[rows["question"] == "curve"].groupby("metric")}
     began = float(rows["calm_s"].iloc[0])

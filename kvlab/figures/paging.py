@@ -14,6 +14,7 @@ from kvlab.figures._kernels import order_of
 from kvlab.figures._rows import usable, with_rows
 from kvlab.figures._serving import question
 from kvlab.figures._style import PALETTE, Look, Style, above, ticks_at
+from kvlab.record.asked import with_fields
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +44,7 @@ def select(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(rows: pd.DataFrame, style: Style) -> Figure:
+    rows = with_fields(rows)
     figure, (pages, kept, kernel) = style.figure(2.9, 3)
     waste = rows[(rows["metric"] == "waste_of_tokens") & (rows["reserved"] == "")].sort_values("block_size")
     sizes = sorted(waste["block_size"].unique())

@@ -14,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 from kvlab.figures._rows import usable
 from kvlab.figures._serving import line, question
 from kvlab.figures._style import GREY, PALETTE, Look, Style, above, log_axis, ticks_at
-from kvlab.record.asked import asked
+from kvlab.record.asked import asked, with_fields
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,10 +33,11 @@ def select(table: pd.DataFrame) -> pd.DataFrame:
     shown = [question(table, "prefix_sharing", STUDY, name, *metrics) for name, metrics in (
         ("sharers", ("memory_saved",)), ("pool", ("hit_rate",)), ("engine", tuple(_SAVED)))]
     real = asked(usable(table), "prefill")
-    return pd.concat([*shown, real[real["metric"] == "memory_saved"]], ignore_index=True)
+    return pd.concat([*shown, real.loc[real["metric"] == "memory_saved", list(table)]], ignore_index=True)
 
 
 def draw(rows: pd.DataFrame, style: Style) -> Figure:
+    rows = with_fields(rows)
     figure, (sharers, pool, engine) = style.figure(2.9, 3)
     handles = []
     mine = rows[rows["question"] == "sharers"].sort_values("sharers")

@@ -10,8 +10,16 @@ if TYPE_CHECKING:
 
 def asked(rows: pd.DataFrame, question: str) -> pd.DataFrame:
     """The rows whose `case` is JSON with that `question`; its other fields are columns, but for names a table has."""
+    mine = rows["case"].map(lambda text: _fields(text).get("question") == question).astype(bool)
+    return with_fields(rows[mine])
+
+
+def with_fields(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the fields of their `case` as columns, but for names that a table has."""
     import pandas as pd
-    case = rows["case"].map(lambda text: json.loads(text) if text.startswith("{") else {})
-    mine = case.map(lambda one: one.get("question") == question).astype(bool)
-    fields = pd.DataFrame(list(case[mine]), index=rows.index[mine])
-    return rows[mine].join(fields[[name for name in fields if name not in rows]])
+    fields = pd.DataFrame([_fields(text) for text in rows["case"]])
+    return rows.assign(**{name: fields[name].array for name in fields if name not in rows})
+
+
+def _fields(case: str) -> dict:
+    return json.loads(case) if case.startswith("{") else {}

@@ -12,13 +12,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ONSET = 0.05                    # preemptions per finished request from which memory is said to be too small
+RISE = 0.05                     # a p99 that rises by less does not pay for the others
 FLAT = 0.02                     # a change of throughput below this is none
 
 
 def findings(table: pd.DataFrame) -> list[Finding]:
-    """Static batches, policies, the token budget, max_num_seqs, what relieves memory."""
-    found = [*_static(asked(table, "static")), *_policies(asked(table, "policy")), *_budget(asked(table, "budget")),
-             *_seqs(asked(table, "max_num_seqs")), *_levers(asked(table, "lever"))]
+    """Static batches, policies, starvation, the token budget, max_num_seqs, what relieves memory."""
+    found = []
+    for question, says in (("static", _static), ("policy", _policies), ("starvation", _starvation),
+                           ("budget", _budget), ("max_num_seqs", _seqs), ("lever", _levers)):
+        rows = asked(table, question)
+        found += [] if rows.empty else says(rows)
     return found or [Finding("none", "no finding: the run holds no reading of this study", None, "ratio", None, None,
                              "missing")]
 
@@ -50,18 +54,56 @@ def _static(rows) -> Iterator[Finding]:
 
 
 def _policies(rows) -> Iterator[Finding]:
-    for label in rows["label"].unique():
-        mean, tail, rate = (value_of(rows, f"{metric}_ratio", label)
-                            for metric in ("ttft_mean_s", "ttft_p99_s", "tokens_per_s"))
-        preempted = value_of(rows, "preemption_ratio", label)
-        if label == "fcfs" or mean is None or tail is None or rate is None or preempted is None:
+    """First whether short-first lowers the mean and raises the tail, then each policy on each workload."""
+    each, holds, fails, untold = [], [], [], []
+    for (data, label), mine in rows.groupby(["data", "label"], sort=False):
+        mean, tail, rate = (value_of(mine, f"{metric}_ratio") for metric in (
+            "ttft_mean_s", "ttft_p99_s", "tokens_per_s"))
+        preempted = value_of(mine, "preemption_ratio")
+        if label == "fcfs" or any(row is None for row in (mean, tail, rate, preempted)):
             continue
-        long = value_of(rows, "ttft_long_mean_s_ratio", label)
+        workload = data.removeprefix("workload:")
+        if label in ("short first", "shortest prefill"):
+            said = (holds if mean["high"] < 1 < tail["low"] else
+                    fails if mean["low"] > 1 or tail["high"] < 1 + RISE else untold)
+            said.append(f"{label} on {workload} (mean {times(mean)}, p99 {times(tail)})")
+        long = value_of(mine, "ttft_long_mean_s_ratio")
         others = "" if long is None else f", of prompts from 512 tokens on {times(long)}"
-        name = label[0].upper() + label[1:]
-        yield _finding(f"policy: {label}", f"{name}, against fcfs: mean TTFT {times(mean)}{others}, "
-                       f"p99 {times(tail)}, tokens/s {times(rate)}: {moved('the mean', mean)}, "
-                       f"{moved('the tail', tail)}; {preempted['value']:.2f} preemptions per request.", mean)
+        each.append(_finding(f"policy: {label} on {workload}", f"{label[0].upper()}{label[1:]}, against fcfs on "
+                             f"{workload}: mean TTFT {times(mean)}{others}, p99 {times(tail)}, tokens/s {times(rate)}: "
+                             f"{moved('the mean', mean)}, {moved('the tail', tail)}; {preempted['value']:.2f} "
+                             "preemptions per request.", mean))
+    if holds or fails or untold:
+        verdict = ("conditional" if holds and fails else "supported" if holds else "not supported" if fails else
+                   "inconclusive")
+        share = len(holds) / (len(holds) + len(fails) + len(untold))
+        places = [f"{what} for {'; '.join(some)}" for what, some in (
+            ("it holds", holds), ("it does not hold", fails), ("it cannot be told", untold)) if some]
+        yield Finding("short-first", "That to serve short requests first lowers the mean time to first token and "
+                      f"raises its p99: {verdict}; {'. And '.join(places)}.", share, "ratio", None, None, "simulated")
+    yield from each
+
+
+def _starvation(rows) -> Iterator[Finding]:
+    """How long the unluckiest long prompt waits while short ones keep coming, and whether aging bounds that."""
+    by_label = {label: mine for label, mine in rows.groupby("label", sort=False)}
+    worst, ratio = ({label: value_of(mine, metric) for label, mine in by_label.items()}
+                    for metric in ("ttft_long_max_s", "ttft_long_max_s_ratio"))
+    fair = worst.get("fcfs")
+    for label in by_label:
+        aged = next((other for other in by_label if other.startswith(f"{label}, aging")), None)
+        if aged is None or any(one is None for one in (fair, worst[label], ratio[label], worst[aged], ratio[aged])):
+            continue
+        verdict = "it starves" if ratio[label]["low"] > 1 else "whether it starves cannot be told"
+        if ratio[label]["low"] > 1:
+            verdict += (", and aging shortens the wait" if ratio[aged]["high"] < 1 else
+                        ", and aging is of no use" if ratio[aged]["low"] > 0.95 else
+                        ", and whether aging helps cannot be told")
+        yield _finding(f"starvation: {label}", f"Where short prompts keep coming faster than they are served, the "
+                       f"longest wait for a first token of a long prompt is {fair['value']:.0f} s by fcfs and "
+                       f"{worst[label]['value']:.0f} s by {label} ({times(ratio[label])}); with aging it is "
+                       f"{worst[aged]['value']:.0f} s ({aged}: {times(ratio[aged])} of that without): {verdict}.",
+                       ratio[label])
 
 
 def moved(what: str, row: pd.Series) -> str:

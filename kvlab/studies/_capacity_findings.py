@@ -43,6 +43,8 @@ def _budget(rows) -> Iterator[Finding]:
         return
     pools = _pools(rows)
     unseen = pools[~pools["fitted"].astype(bool)]
+    if unseen.empty:
+        return
     off = ((unseen["model"] - unseen["value"]).abs() / unseen["vram_gib"])
     inside = int(unseen["inside"].astype(bool).sum())
     yield Finding("budget", f"On the {len(unseen)} logs that no constant was read off, the modelled pool is off by "

@@ -13,7 +13,7 @@ from kvlab.serving.alerts import Thresholds
 from kvlab.serving.alerts import timeline as alerts_over
 from kvlab.serving.exposition import Exposition
 from kvlab.serving.request import Request
-from kvlab.serving.scheduler import SchedulerConfig
+from kvlab.serving.scheduler_config import SchedulerConfig
 from kvlab.serving.simulator import Simulation, StepRecord, simulate
 from kvlab.serving.workloads import synthetic
 from kvlab.studies._serving import BLOCKS, ENGINE
@@ -111,13 +111,13 @@ class Incident:
     def _judged(self, state: list[tuple[float, bool]]) -> dict[str, float | None]:
         """Seconds from the burst to the alarm and from its end to the all-clear; share of the calm time it was on."""
         calm = [firing for t, firing in state if WINDOW_S <= t < self.calm_s]
-        ended = self.calm_s + self.burst_s
+        burst_ended = self.calm_s + self.burst_s
         first = next((t for t, firing in state if t >= self.calm_s and firing), None)
         last = max((t for t, firing in state if firing), default=None)
         over = last is None or last == state[-1][0]
         return {"false_share": sum(calm) / len(calm),
                 "detected_after_s": None if first is None else first - self.calm_s,
-                "cleared_after_s": None if over else max(0.0, last + EVERY_S - ended)}
+                "cleared_after_s": None if over else max(0.0, last + EVERY_S - burst_ended)}
 
     def _curves(self, done: Simulation, evicted, states) -> Iterator[dict]:
         table = done.timeline()
@@ -139,7 +139,7 @@ class Incident:
                            source="serving.alerts")
         mean = t_interval(values)
         return replace(self._reading(metric, mean.value, says), n=mean.n,
-                       **(dict(low=mean.low, high=mean.high) if mean.n > 1 else {}))
+                       **(dict(low=max(0.0, mean.low), high=mean.high) if mean.n > 1 else {}))
 
     def _reading(self, metric: str, value: float, method: str) -> Reading:
         return Reading(metric, float(value), METRICS[metric], "simulated", source="serving.alerts", method=method,

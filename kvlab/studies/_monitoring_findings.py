@@ -15,7 +15,8 @@ FALSE = 0.05                    # share of the calm time up to which an alarm ma
 
 def findings(table: pd.DataFrame) -> list[Finding]:
     """Each alarm: how soon after the burst it fires, how long after it, and how often without a reason."""
-    found = list(_alarms(asked(table, "alarm")))
+    rows = asked(table, "alarm")
+    found = [] if rows.empty else list(_alarms(rows))
     return found or [Finding("none", "no finding: the run holds no reading of this study", None, "ratio", None, None,
                              "missing")]
 
@@ -32,10 +33,13 @@ def _alarms(rows) -> Iterator[Finding]:
             verdict = f"silent: {soon['note']}"
         else:
             verdict = "it tells the incident"
-        fires = "" if soon["kind"] == "missing" else f"fires {soon['value']:.0f} s after the burst began"
-        ends = clear["note"] if clear["kind"] == "missing" else f"goes out {clear['value']:.0f} s after the burst's end"
+        then = []
+        if soon["kind"] != "missing" and false["value"] <= FALSE:
+            then.append(f"fires {soon['value']:.0f} s after the burst began")
+        then.append(clear["note"] if clear["kind"] == "missing" else
+                    f"goes out {clear['value']:.0f} s after the burst's end")
         yield Finding(f"alarm: {alarm}", f"“{alarm}” ({false['method']}): on for {false['value']:.0%} of the calm time"
-                      f"{', ' + fires if fires else ''}, {ends}; {verdict}.", float(false["value"]), "ratio",
+                      f", {', '.join(then)}; {verdict}.", float(false["value"]), "ratio",
                       _end(false, "low"), _end(false, "high"), false["kind"])
 
 

@@ -1,53 +1,67 @@
 """What the studies of serving share: a load, an engine whose steps a real run has timed, and rows of what came out.
 
-A case is simulated once per seed; each number is the mean over seeds with Student's t-interval, and differences between
-cases of one load are taken seed by seed, since the same requests arrive in both.
+A case is simulated once per seed. Times and rates are geometric means over the seeds with Student's t-interval of their
+logarithms, since they are positive and skewed; shares are means, with an interval that ends at 0. Ratios between cases
+of one load are taken seed by seed, since the same requests arrive in both.
 """
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from kvlab.attention._base import digest
+from kvlab.catalog.gpus import gpu
+from kvlab.catalog.models import model
 from kvlab.record.reading import Reading, missing
 from kvlab.record.statistics import t_interval
+from kvlab.serving.model_work import ranked
 from kvlab.serving.request import Request
-from kvlab.serving.scheduler import SchedulerConfig
+from kvlab.serving.scheduler_config import SchedulerConfig
 from kvlab.serving.simulator import Simulation, StepRecord, simulate
-from kvlab.serving.step_time import Roofline, Work
+from kvlab.serving.step_models import parts
 from kvlab.serving.workloads import synthetic
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MODEL = "meta-llama/Llama-3.1-8B"
-# One real engine: how many blocks its log printed, and how long its steps took; the factor is fitted on that run's
-# makespan (`kvlab simulate --replay`). Source: casys-kaist/LLMServingSim, bench/examples/RTX4090/Llama-3.1-8B.
+# One real engine: how many blocks its log printed, and what its steps cost (data/engine_rates.csv, fitted on that run).
+# Source: casys-kaist/LLMServingSim@5daddb2, bench/examples/RTX4090/Llama-3.1-8B.
 BLOCKS = 2588
-ENGINE = Roofline(Work(weight_bytes=16.06e9, flops_per_token=2 * 8.03e9, kv_bytes_per_token=131072),
-                  bandwidth=1008e9, flops=165e12, device="RTX 4090", scale=1.1175,
-                  source="roofline of Llama-3.1-8B in bf16 by the data sheet's 1008 GB/s and 165 Tflop/s, times a "
-                         "factor fitted on one recorded run of vLLM 0.19")
+ENGINE = replace(parts(gpu("RTX 4090"), ranked(model(MODEL))), source="the kernels of Llama-3.1-8B in bf16 one after "
+                 "another, at shares of the RTX 4090's data sheet fitted on one recorded run of vLLM 0.19 "
+                 "(data/engine_rates.csv); steps are planned one at a time, not ahead")
+LONG = 512                      # tokens from which a prompt is no short one: the article's threshold
 METRICS = {"makespan_s": "s", "tokens_per_s": "token/s", "requests_per_s": "request/s", "ttft_mean_s": "s",
-           "ttft_p50_s": "s", "ttft_p99_s": "s", "ttft_short_mean_s": "s", "ttft_long_mean_s": "s", "tpot_mean_s": "s",
-           "tpot_p99_s": "s", "itl_p99_s": "s", "queue_mean_s": "s", "queue_p99_s": "s", "e2e_mean_s": "s",
-           "e2e_p99_s": "s", "preemption_ratio": "ratio", "hit_rate": "ratio", "rejected_share": "ratio",
-           "cut_share": "ratio", "kv_usage_mean": "ratio"}
+           "ttft_p50_s": "s", "ttft_p99_s": "s", "ttft_short_mean_s": "s", "ttft_long_mean_s": "s",
+           "ttft_long_max_s": "s", "tpot_mean_s": "s", "tpot_p99_s": "s", "itl_p99_s": "s",
+           "queue_mean_s": "s", "queue_p99_s": "s", "e2e_mean_s": "s", "e2e_p99_s": "s", "preemption_ratio": "ratio",
+           "hit_rate": "ratio", "rejected_share": "ratio", "cut_share": "ratio", "kv_usage_mean": "ratio"}
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests of a workload of data/workloads.csv: how many, and how many arrive per second (None: as fitted)."""
+    """Requests of a workload of data/workloads.csv: how many, and how many arrive per second (None: as fitted).
+
+    long_every: above 1, only every so many-th of the prompts that are not short stays; that needs a rate.
+    """
     workload: str
     count: int
     rate: float | None = None
+    long_every: int = 1
 
     def requests(self, seed: int) -> Iterable[Request]:
-        return synthetic(self.workload, self.count, self.rate, seed)
+        if self.long_every == 1:
+            return synthetic(self.workload, self.count, self.rate, seed)
+        drawn = synthetic(self.workload, 4 * self.count, 1.0, seed)
+        kept = [one for at, one in enumerate(drawn) if one.prompt_tokens < LONG or not at % self.long_every]
+        kept = kept[:self.count]
+        slower = len(kept) / (self.rate * kept[-1].arrival_s)
+        return [replace(one, arrival_s=one.arrival_s * slower) for one in kept]
 
 
 @dataclass(frozen=True)
@@ -78,28 +92,32 @@ class Serving:
         return dict(model=MODEL, device="none", block_size=self.block_size, data=f"workload:{self.load.workload}",
                     case=json.dumps(shown, sort_keys=True))
 
-    def rows(self, more: Callable[[Simulation, Gaps], dict[str, float | None]] = lambda done, gaps: {}) -> list[dict]:
+    def rows(self) -> list[dict]:
         """Every metric over the seeds; with a baseline, each metric's ratio to it as <metric>_ratio."""
-        mine = [self._one(seed, self.config, self.num_blocks, more) for seed in self.seeds]
-        readings = [_over_seeds(name, [one.get(name) for one in mine], METRICS.get(name, "ratio"), self)
-                    for name in mine[0]]
+        mine = [_simulated(self.load, self.config, self.num_blocks, self.block_size, seed) for seed in self.seeds]
+        readings = [_over_seeds(name, [one[name] for one in mine], METRICS[name]) for name in mine[0]]
         if self.baseline is not None:
-            base = [self._one(seed, self.baseline, BLOCKS, more) for seed in self.seeds]
+            base = [_simulated(self.load, self.baseline, BLOCKS, self.block_size, seed) for seed in self.seeds]
+            beside = ", ".join(f"{name}={value}" for name, value in self.baseline) or "the default configuration"
             readings += [_over_seeds(f"{name}_ratio", [a[name] / b[name] if a[name] and b[name] else None
-                                                       for a, b in zip(mine, base)], "ratio", self, log=True)
-                         for name in mine[0] if METRICS.get(name, "ratio") != "ratio"]
+                                                       for a, b in zip(mine, base)], "ratio", beside)
+                         for name in mine[0] if METRICS[name] != "ratio"]
         return [{"comparison_id": self.comparison_id, "case_id": self.comparison_id, **self.columns(),
                  **asdict(reading), "scope": "comparison"} for reading in readings]
 
-    def _one(self, seed, config, num_blocks, more) -> dict[str, float | None]:
-        gaps = Gaps()
-        done = simulate(self.load.requests(seed), SchedulerConfig(**dict(config)), num_blocks=num_blocks,
-                        block_size=self.block_size, step_time=ENGINE, on_step=gaps)
-        found = done.summary()
-        asked = {**_by_length(done), "rejected_share": done.rejected / found["requests"],
-                 "cut_share": sum(one.generated < one.request.output_tokens for one in done.served) / found["requests"],
-                 "itl_p99_s": gaps.percentile(99), "kv_usage_mean": gaps.usage(num_blocks)}
-        return {**{name: found[name] for name in METRICS if name in found}, **asked, **more(done, gaps)}
+
+@cache
+def _simulated(load: Load, config: tuple, num_blocks: int, block_size: int, seed: int) -> dict[str, float | None]:
+    """The metrics of one simulation; many cases share a baseline."""
+    gaps = Gaps()
+    done = simulate(load.requests(seed), SchedulerConfig(**dict(config)), num_blocks=num_blocks, block_size=block_size,
+                    step_time=ENGINE, every_s=None, on_step=gaps)
+    found = done.summary()
+    found |= {**_by_length(done), "rejected_share": done.rejected / found["requests"],
+              "cut_share": sum(one.generated < one.request.output_tokens for one in done.served
+                               if not one.rejected) / found["requests"],
+              "itl_p99_s": gaps.percentile(99), "kv_usage_mean": gaps.usage(num_blocks)}
+    return {name: found[name] for name in METRICS}
 
 
 class Gaps:
@@ -132,38 +150,43 @@ class Gaps:
         return self._blocks / self._seconds / (num_blocks - 1) if self._seconds else None
 
 
-def _over_seeds(metric: str, values: Sequence[float | None], unit: str, case: Serving,
-                log: bool = False) -> Reading:
-    """Mean and t-interval over the seeds; of ratios, those of their logarithms."""
-    about = dict(source="serving.simulator", method=f"mean over {len(values)} seeds",
-                 hardware=f"simulated {ENGINE.device}", note=f"simulated clock; step time: {ENGINE.source}")
+def _over_seeds(metric: str, values: Sequence[float | None], unit: str, beside: str = "") -> Reading:
+    """Mean and t-interval over the seeds; of times, rates and ratios to a baseline, those of their logarithms.
+
+    beside: what the baseline of a ratio is.
+    """
     found = [value for value in values if value is not None]
     if len(found) < len(values):
         return missing(metric, unit, f"{len(values) - len(found)} of {len(values)} seeds have no such number",
                        source="serving.simulator")
+    log = (bool(beside) or unit != "ratio") and min(found) > 0
     estimate = t_interval(map(math.log, found)).through(math.exp) if log else t_interval(found)
-    ends = dict(low=estimate.low, high=estimate.high) if estimate.n > 1 else {}
-    return Reading(metric, estimate.value, unit, "simulated", n=estimate.n, **ends, **about)
+    ends = dict(low=max(0.0, estimate.low), high=estimate.high) if estimate.n > 1 else {}
+    return Reading(metric, estimate.value, unit, "simulated", n=estimate.n, **ends, source="serving.simulator",
+                   denominator=f"the same requests, {beside}" if beside else "",
+                   method=f"{'geometric mean' if log else 'mean'} over {len(values)} seeds",
+                   hardware=f"simulated {ENGINE.device}", note=f"simulated clock; step time: {ENGINE.source}")
 
 
 def _by_length(done: Simulation) -> dict[str, float | None]:
-    """Mean TTFT of the prompts below the threshold of short ones, and of the others; None where there are none."""
+    """Mean and longest TTFT of short prompts, and of the others; None where there are none."""
     found = {}
     for name, short in (("short", True), ("long", False)):
         times = [one.ttft_s for one in done.served if one.ttft_s is not None
-                 and (one.request.prompt_tokens < done.config.short_threshold) == short]
-        found[f"ttft_{name}_mean_s"] = sum(times) / len(times) if times else None
+                 and (one.request.prompt_tokens < LONG) == short]
+        found |= {f"ttft_{name}_mean_s": sum(times) / len(times) if times else None,
+                  f"ttft_{name}_max_s": max(times, default=None)}
     return found
 
 
-def capacity_of(workload: str, count: int) -> tuple[float, float]:
+def capacity_of(load: Load) -> tuple[float, float]:
     """(requests per second that the engine serves when all arrive at once, requests that its blocks bear at a time).
 
     The second is the pool's tokens ÷ the mean length of a whole request, which no engine knows beforehand.
     """
-    every = [replace(one, arrival_s=0.0) for one in synthetic(workload, count)]
+    every = [replace(one, arrival_s=0.0) for one in load.requests(seed=0)]
     done = simulate(every, SchedulerConfig(), num_blocks=BLOCKS, step_time=ENGINE, every_s=None)
-    mean = sum(one.prompt_tokens + one.output_tokens for one in every) / count
+    mean = sum(one.prompt_tokens + one.output_tokens for one in every) / len(every)
     return done.finished / done.makespan_s, (BLOCKS - 1) * 16 / mean
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from kvlab.studies._monitoring_case import METRICS, Incident
 from kvlab.studies._monitoring_findings import findings
 from kvlab.studies._run import Case
-from kvlab.studies._serving import capacity_of
+from kvlab.studies._serving import Load, capacity_of
 
 __all__ = ["METRICS", "SIZES", "cases", "findings", "run"]
 SIZES = ("smoke", "small", "large")
@@ -23,7 +23,7 @@ def cases(size: str, *, device: str = "cpu", variants=None, model: str | None = 
     if variants or model:
         raise ValueError("monitoring simulates one recorded engine: it takes neither --variants nor --model; "
                          "`kvlab watch URL` looks at a live one")
-    served, _ = capacity_of(WORKLOAD, 600)
+    served, _ = capacity_of(Load(WORKLOAD, 600))
     seeds = {"smoke": 2, "small": 5, "large": 20}[size]
     yield Incident(WORKLOAD, round(served, 4), seeds=tuple(range(seeds)))
 

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pandas as pd
 
-from kvlab.record.asked import asked
+from kvlab.record.asked import asked, with_fields
 from kvlab.record.reading import Reading, table
 
 
@@ -32,3 +32,12 @@ def test_a_field_that_the_table_has_already_does_not_replace_it():
 
 def test_no_such_question_is_an_empty_table():
     assert asked(rows(json.dumps(dict(question="a"))), "b").empty and asked(table([]), "a").empty
+
+
+def test_fields_of_rows_that_ask_differently_stand_side_by_side_whatever_the_index():
+    some = rows(json.dumps(dict(question="a", x=1)), "an old case", json.dumps(dict(question="b", y=2)))
+    again = pd.concat([some, some])                          # every index twice
+    found = with_fields(again)
+    assert len(found) == 6 and list(found["case_id"]) == ["0", "1", "2"] * 2
+    assert found["x"].tolist()[::3] == [1, 1] and found["y"].isna().tolist() == [True, True, False] * 2
+    assert set(some) < set(found) and len(with_fields(some.iloc[:0])) == 0

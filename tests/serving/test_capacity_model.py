@@ -295,7 +295,7 @@ def test_gpus_and_tp_that_do_not_go_together():
     with pytest.raises(ValueError, match="does not fit the heads.*allowed tp"):
         plan(LLAMA, "H200", 5, Settings(tp=5))
     with pytest.raises(KeyError, match="H100 SXM5"):
-        plan(LLAMA, "H100_SXM5")
+        plan(LLAMA, "H100")
     with pytest.raises(ValueError, match="context of .* is not known; give --max-len"):
         plan(replace(LLAMA, context=None), "H200")
 
