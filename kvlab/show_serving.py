@@ -35,6 +35,8 @@ def _between(low, high) -> str:
 
 def print_plan(p) -> None:
     """A Plan: the budget term by term, what the pool holds, formats, the article's formula, notes."""
+    if not p.starts:
+        print(f"DOES NOT START: not one request of {p.max_len:,} tokens fits (the note below says why)")
     print(printable(f"{p.model} on {p.gpus} × {p.gpu}: {p.replicas} replica{'s' * (p.replicas != 1)} of tp {p.tp}; "
                     f"vLLM, util {p.util:g}, at most {p.max_num_seqs:,} sequences, {p.max_batched_tokens:,} tokens a "
                     "step"))

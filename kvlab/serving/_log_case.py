@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlab.catalog.gpus import gpus
 from kvlab.serving._log_cells import Engine, Number, engine, number, numbers, text, whole
@@ -11,6 +11,7 @@ from kvlab.serving._log_models import find_model
 from kvlab.shapes import ModelSpec
 
 GiB = 2**30
+COARSEST = 0.02                 # of a pool told in whole GiB or tenths: what is coarser tests nothing
 VERDICTS = ("agreed", "explained", "unexplained", "unmatched")
 
 
@@ -43,6 +44,7 @@ class Case:
     block_size: Number | None
     cpu_blocks: int | None
     swap: Number | None
+    util: Number | None
     max_len: int | None
     concurrency: Number | None
     dtype: str
@@ -62,14 +64,18 @@ class Case:
 
     @property
     def gpu_gib(self) -> float | None:
-        """Memory of the named accelerator in GiB, of a catalogued name or as printed beside it ("A100-80GB")."""
-        printed = re.search(r"(\d+(?:\.\d+)?) ?(GiB|GB|G)\b", self.gpu)
+        """Memory of the named accelerator in GiB, of a catalogued name or as printed beside it ("A100-80GB").
+
+        Of several that the cell could mean the largest.
+        """
+        printed = re.search(r"(?<![A-Za-wyz\d.])(\d+(?:\.\d+)?) ?Gi?B?\b(?! ?(?:of )?weights)", self.gpu)
         if printed:
             return float(printed[1])
         cell = f" {re.sub('[^a-z0-9]+', ' ', self.gpu.lower())} "
         named = [spec.memory_bytes for name, spec in gpus().items() if spec.memory_bytes
-                 and f" {' '.join(name.lower().split()[:2 if name.startswith('RTX') else 1])} " in cell]
-        return max(named) / GiB if named else None
+                 and f" {re.sub('^rtx (?!pro)', '', name.lower()).split('(')[0].split()[0]} " in cell
+                 and ("pro" in cell.split()) == ("pro" in name.lower().split())]
+        return max(named) / 10**9 if named else None        # a sheet's GB are GiB but for what firmware takes
 
 
 def read(row: Mapping) -> Case:
@@ -79,26 +85,40 @@ def read(row: Mapping) -> Case:
     tokens = number(row, "kv_tokens")
     if tokens and tokens.half <= 0.5:
         tokens = Number(tokens.value, 0.0)                  # an integer, printed whole
-    return Case(spec, why, f"{model} {arch}".lower(), engine(text(row, "engine_version")), text(row, "gpu"),
-                whole(row, "n_gpus"), whole(row, "tp", 1), _pool(row), tokens,
+    by, kv_dtype = engine(text(row, "engine_version")), text(row, "kv_dtype").lower()
+    if not by.name and re.search(r"\bi?q\d_\w+", kv_dtype):
+        by = replace(by, name="llamacpp")                   # only ggml has such types
+    return Case(spec, why, f"{model} {arch}".lower(), by, text(row, "gpu"),
+                whole(row, "n_gpus"), whole(row, "tp", 1), _pool(row, by.name == "llamacpp"), tokens,
                 whole(row, "gpu_blocks"), _block_size(row), whole(row, "cpu_blocks"), number(row, "swap_gib"),
-                whole(row, "max_model_len", 1), number(row, "max_concurrency"), text(row, "dtype").lower(),
-                text(row, "kv_dtype").lower())
+                number(row, "gpu_memory_utilization"), whole(row, "max_model_len", 1), number(row, "max_concurrency"),
+                text(row, "dtype").lower(), kv_dtype)
 
 
-def _pool(row: Mapping) -> Number | None:
-    """The pool in GiB: "K … V …" added; of several (one per rank) the least, whose blocks all take; MiB scaled."""
-    cell, found = text(row, "kv_cache_gib").lower(), numbers(row, "kv_cache_gib")
-    if re.search(r"\d ?mi?b\b", cell):
+def _pool(row: Mapping, all_devices: bool) -> Number | None:
+    """The pool in GiB: "K … V …" and "a + b" added; of several (one per rank) the least, whose blocks all take, or
+    their sum where a pool is that of all devices, remarks in parentheses aside; MiB scaled; of both units the first."""
+    cell = text(row, "kv_cache_gib").lower()
+    if all_devices:
+        cell = re.sub(r"\([^)]*\)", " ", cell)
+    found = numbers({"cell": cell}, "cell")
+    units = re.findall(r"\d ?([mg])i?b\b", cell)
+    if units and units[0] == "m":
         found = [Number(one.value / 1024, one.half / 1024) for one in found]
+    found = found[:1] if len(set(units)) > 1 else found
     exact = [one for one in found if one.half < 0.5] or found
-    if len(exact) == 2 and re.search(r"\bk\b.*\bv\b", cell):
-        return Number(exact[0].value + exact[1].value, exact[0].half + exact[1].half)
-    return min(exact, key=lambda one: one.value) if exact else None
+    if not exact:
+        return None
+    if all_devices or re.search(r"\bk\b.*\d.*\bv\b.*\d|\d[^,;/]*\+", cell):
+        pool = Number(sum(one.value for one in exact), sum(one.half for one in exact))
+    else:
+        pool = min(exact, key=lambda one: one.value)
+    return pool if pool.half < 0.05 else Number(pool.value, min(pool.half, COARSEST * abs(pool.value)))
 
 
 def part(words: str) -> str:
     """Which layers' pool or buffer a line names: full, sliding, total, or "" where it does not say."""
+    words = re.sub(r"\bswa[- ]full\b", "", words)           # an option, which stores windows whole
     if re.search(r"non[- _]?swa|\bfull\b|\bglobal\b", words):
         return "full"
     if re.search(r"\bswa\b|\bsliding\b|\bwindow", words):

@@ -9,8 +9,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_NUMBER = re.compile(r"(?<![\w.])(~?)\s*(-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|-?\d+(?:\.\d+)?)(?![\d.]*\d)([kKM](?!\w))?")
+_NUMBER = re.compile(r"(?<![\w.])(~?)\s*(-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|-?\d+(?:\.\d+)?)(?![\d.]*\d)"
+                     r"(?:[eE]([+-]?\d{1,2})(?!\w))?([kKM](?!\w))?")
+_DECIMAL_COMMA = re.compile(r"~?\d+,\d{1,2}(?: ?[A-Za-z]+)?")
+_SEPARATOR = re.compile(r"(?<=\d)[_'\u00a0\u2009\u202f](?=\d{3}(?!\d))")
 _THOUSANDS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6}
+_EMPTY = ("", "nan", "none", "null", "n/a", "na", "-", "–", "—", "?", "not stated", "unknown")
 _LONGEST = 400                                              # of a cell; what is longer is cut
 
 
@@ -39,23 +43,27 @@ def text(row: Mapping, column: str) -> str:
         return ""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)                                  # pandas makes floats of whole numbers beside empty cells
-    found = " ".join(str(value)[:_LONGEST].split())
-    return "" if found.lower() in ("nan", "none", "null", "n/a", "-", "?", "not stated", "unknown") else found
+    found = " ".join(_SEPARATOR.sub(",", str(value)[:_LONGEST]).split())
+    if re.fullmatch(r"\d{1,3}(?: \d{3})+", found):
+        found = found.replace(" ", "")
+    return "" if found.lower() in _EMPTY else found
 
 
 def number(row: Mapping, column: str) -> Number | None:
-    """The first number of a cell with its rounding: "10.55" is ± 0.005, "8" ± 0.5, "~50,000" ± 5,000, "55k" ± 500."""
+    """The first number of a cell with its rounding: "10.55" is ± 0.005, "~50,000" ± 5,000, "55k" and "5.5e4" ± 500."""
     return next(iter(numbers(row, column)), None)
 
 
 def numbers(row: Mapping, column: str) -> list[Number]:
-    """Every number of a cell, in order."""
-    found = []
-    for match in _NUMBER.finditer(text(row, column)):
-        about, digits, suffix = match[1], match[2].replace(",", ""), match[3] or ""
-        scale = _THOUSANDS[suffix]
+    """Every number of a cell, in order; none of one with a decimal comma ("53,29"), which could be two."""
+    found, cell = [], text(row, column)
+    if _DECIMAL_COMMA.fullmatch(cell):
+        return found
+    for match in _NUMBER.finditer(cell):
+        about, digits, power, suffix = match[1], match[2].replace(",", ""), int(match[3] or 0), match[4] or ""
+        scale = _THOUSANDS[suffix] * 10.0**power
         half = 0.5 * 10.0**-len(digits.partition(".")[2]) * scale
-        if about and "." not in digits and not suffix:
+        if about and "." not in digits and scale == 1:
             half = 0.5 * 10.0**(len(digits) - len(digits.rstrip("0")))
         if math.isfinite(float(digits)):
             found.append(Number(float(digits) * scale, half))
@@ -71,7 +79,7 @@ def whole(row: Mapping, column: str, least: int = 0) -> int | None:
 
 
 ENGINES = (("sglang", r"sglang"), ("trtllm", r"tensorrt|trt-?llm|trtllm"), ("lmdeploy", r"lmdeploy|turbomind"),
-           ("llamacpp", r"llama[._-]?cpp|llama\.cpp|kobold|ollama|\bggml\b|lm ?studio|\bik_llama|llamafile|jan\b"),
+           ("llamacpp", r"llama[._-]?(?:cpp|server|cli)|kobold|ollama|\bggml\b|lm ?studio|\bik_llama|llamafile"),
            ("transformers", r"transformers"), ("vllm", r"vllm"))
 
 
@@ -90,9 +98,11 @@ class Engine:
 
 
 def engine(cell: str) -> Engine:
-    """What a cell such as "vLLM 0.10/0.11 2025-09" or "llama.cpp b5123 2025-05" says. Of two releases the first."""
+    """What a cell such as "vLLM 0.10/0.11 2025-09" or "llama.cpp b5123 2025-05" says. Of two names or releases the
+    first."""
     low = cell.lower()
-    name = next((known for known, pattern in ENGINES if re.search(pattern, low)), "")
+    named = [(found.start(), known) for known, pattern in ENGINES if (found := re.search(pattern, low))]
+    name = min(named)[1] if named else ""
     release = re.search(r"(?<![\d.-])v?(\d{1,2})\.(\d{1,3})(?:\.(\d{1,3}))?(?![\d.]*-\d)", low)
     month = re.search(r"(20[12]\d)-(0[1-9]|1[0-2])", low) or re.search(r"(?<![\d.])(20[12]\d)()(?![\d.])", low)
     generation = re.search(r"\bv([01])\b(?!\.)", low)

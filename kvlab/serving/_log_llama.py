@@ -16,7 +16,9 @@ from kvlab.serving.ggml import TYPES, cache_bytes, cell_bytes, padded, window_ce
 from kvlab.shapes import ModelSpec
 
 _PRINTED = 0.005 / 1024         # GiB: half of MiB's second place
-SLOTS, UBATCHES = (1, 2, 3, 4, 6, 8, 16), (512, 256, 1024, 2048, 4096)
+_WHOLE = "windows stored whole (--swa-full, and every version before May 2025)"
+SLOTS, UBATCHES = (1, 2, 3, 4, 6, 8, 16), (256, 1024, 2048, 4096)
+_CONVERTED = 1e-3               # of whole MiB told in GiB with few digits ("4.25"): converted, and not rounded to them
 
 
 def cache_types(cell: str) -> tuple[str, str] | None:
@@ -48,10 +50,11 @@ def latents(case: Case) -> tuple[str, ...]:
 def candidates(case: Case, k: str, v: str) -> Iterator[tuple[float, str, str]]:
     """(bytes, how, why it is not as printed): the defaults first."""
     spec, cells = case.spec, int(case.tokens.value if case.tokens else case.max_len)
+    rounds = cells in (case.max_len, padded(cells))         # a length that was asked for; cells are printed as they are
     window = next((layer.window for layer in spec.layers if layer.window), None)
     named = part(case.words) if window else ""
     if named in ("sliding", "full") and (only := _part(spec, named == "sliding")).layers:
-        for held in dict.fromkeys((cells, padded(cells))):
+        for held in dict.fromkeys((cells, padded(cells) if rounds else cells)):
             yield (cache_bytes(only, held, k, v, swa_full=True) // padded(held) * held,
                    f"{only.num_layers} {'window' if named == 'sliding' else 'full'} layers x {held:,} cells", "")
         return
@@ -60,9 +63,13 @@ def candidates(case: Case, k: str, v: str) -> Iterator[tuple[float, str, str]]:
         for way in ways:
             because = "" if way == ways[0] else f"the latent is stored {way}: the version is not printed"
             latent = f", the latent stored {way}" if "mla" in case.kinds else ""
-            for held in dict.fromkeys((padded(cells), cells)):      # older versions pad to 32, koboldcpp adds cells
+            for held in dict.fromkeys((padded(cells) if rounds else cells, cells)):     # older versions pad to 32
                 size = sum(layer.count * held * cell_bytes(layer, k, v, way) for layer in spec.layers)
                 yield size, f"{held:,} cells{latent}", because
+        return
+    if not rounds:                                          # no whole blocks of 256: from before windows had a pool
+        yield (sum(layer.count * cells * cell_bytes(layer, k, v) for layer in spec.layers),
+               f"{cells:,} cells in every layer", _WHOLE)
         return
     four = case.engine.month is None or case.engine.month >= (2025, 11) or case.engine.month == (2025, 0)
     defaults = [(1, 512, True)] + [(4, 512, True), (4, 512, False)] * four
@@ -71,14 +78,13 @@ def candidates(case: Case, k: str, v: str) -> Iterator[tuple[float, str, str]]:
     full = _part(spec, False)
     yield cache_bytes(full, cells, k, v), f"{full.num_layers} full layers x {padded(cells):,} cells", (
         "the full layers' buffer alone: llama.cpp prints that of the windows in a line of its own")
-    yield cache_bytes(spec, cells, k, v, swa_full=True), f"{padded(cells):,} cells in every layer", (
-        "windows stored whole (--swa-full, and every version before May 2025)")
-    for slots in SLOTS:
-        for ubatch in UBATCHES:
-            for unified in (True, False):
-                if (slots, ubatch, unified) not in defaults:
-                    yield _windowed(case, cells, k, v, slots, ubatch, unified, window,
-                                    f"{slots} slots and a ubatch of {ubatch} instead of the defaults")
+    yield cache_bytes(spec, cells, k, v, swa_full=True), f"{padded(cells):,} cells in every layer", _WHOLE
+    others = [(slots, 512, unified) for slots in SLOTS for unified in (True, False)]
+    others += [(slots, ubatch, unified) for slots, _, unified in defaults for ubatch in UBATCHES]
+    for slots, ubatch, unified in others:
+        if (slots, ubatch, unified) not in defaults:
+            yield _windowed(case, cells, k, v, slots, ubatch, unified, window,
+                            f"{slots} slots and a ubatch of {ubatch} instead of the defaults")
 
 
 def _windowed(case: Case, cells: int, k: str, v: str, slots: int, ubatch: int, unified: bool, window: int, why: str):
@@ -99,7 +105,10 @@ def check_llama(case: Case) -> Finding:
     if kinds is None:
         return Finding("unmatched", note=f"the cache type {case.kv_dtype!r:.60} is not one of ggml's; known: "
                        f"{', '.join(TYPES)}")
-    half = max(case.pool.half, _PRINTED * max(2, case.ranks))           # K and V, or each device, are rounded apart
+    half = case.pool.half
+    if (case.pool.value * 1024).is_integer():
+        half = min(half, abs(case.pool.value) * _CONVERTED)
+    half = max(half, _PRINTED * max(2, case.ranks))         # K and V, or each device, are rounded apart
     first = None
     try:
         for size, how, because in candidates(case, *kinds):

@@ -99,7 +99,7 @@ def find_model(model: str, arch: str) -> tuple[ModelSpec | None, str]:
     Words in parentheses are remarks, unless nothing else names a model and they do not say that the name is missing.
     """
     bare = re.sub(r"\([^)]*\)", " ", model).strip()
-    for name in (bare, bare.split(" + ")[0]):
+    for name in (bare, bare.split(" + ")[0], bare.split("/")[0]):      # "DeepSeek-V3/R1 class": alternatives
         if name and not _NO_NAME.search(name) and (spec := _match(name)):
             return spec, ""
     bare_arch = re.sub(r"\([^)]*\)", " ", arch).strip()

@@ -11,6 +11,7 @@ src/turbomind/models/llama/BlockManager.cc and SequenceManager.cc; transformers 
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -50,10 +51,10 @@ def stores(case: Case) -> Iterator[Store]:
 
 
 def _format(case: Case) -> str | None:
-    if case.engine.name == "lmdeploy":
-        cell = case.kv_dtype
-        return "int4" if "int4" in cell or cell == "4" else "int8" if "int8" in cell or cell == "8" else kv_format(case)
-    return kv_format(case)
+    policy = re.search(r"^(?:quant[ _-]?policy)?\W*([048])\b|\bint([48])\b|quant[ _-]?policy\W*([048])\b",
+                       case.kv_dtype) if case.engine.name == "lmdeploy" else None
+    bits = policy and (policy[1] or policy[2] or policy[3])
+    return {"4": "int4", "8": "int8", "0": "bf16"}[bits] if bits else kv_format(case)
 
 
 def _bytes(spec, name: str, tp: int, case: Case) -> float:
@@ -91,7 +92,7 @@ def check_pool(case: Case) -> Finding:
         case = replace(case, tokens=replace(case.block_size, value=case.blocks * per_block, half=0.0))
     if case.pool is None or case.tokens is None:
         return _blocks_only(case)
-    if case.blocks is not None and per_block and (contradicted := _blocks_only(case)).verdict == "unexplained":
+    if case.blocks and (contradicted := _blocks_only(case)).verdict == "unexplained":
         return contradicted
     pages = per_block if case.engine.name == "sglang" and per_block else 0
     roundings = 2 if case.engine.name == "sglang" and "mla" not in case.kinds else 1
@@ -119,6 +120,11 @@ def _rounded(gib: float) -> float:
 
 
 def _blocks_only(case: Case) -> Finding:
+    if case.tokens is not None and case.blocks and not case.block_size and not case.tokens.half and (
+            case.tokens.value % case.blocks):
+        per = max(1, round(case.tokens.value / case.blocks))
+        return Finding("unexplained", "kv_tokens", int(case.tokens.value), case.blocks * per,
+                       f"{case.blocks:,} blocks of one size cannot hold exactly so many tokens")
     if case.tokens is not None and case.blocks is not None and case.block_size:
         predicted = int(case.blocks * case.block_size.value)
         verdict = "agreed" if case.tokens.low <= predicted <= case.tokens.high else "unexplained"
@@ -142,7 +148,8 @@ def _turbomind(case: Case) -> Finding:
         what, logged, predicted = "kv_cache_gib", case.pool.value, _rounded(pool)
     else:
         what, logged, predicted = "block_size", case.block_size.value, _rounded(block)
-    note = f"{case.blocks:,} blocks of {tokens} tokens x {store.bytes_per_token:,.10g} B = {block:.3f} MiB each"
+    note = (f"{case.blocks:,} blocks of {tokens} tokens x {store.bytes_per_token:,.10g} B = {block:.3f} MiB each"
+            + ("" if case.pool or case.tokens else "; how many there are is not tested: no pool, no tokens"))
     verdict = "unexplained" if not fits else "explained" if store.because else "agreed"
     return Finding(verdict, what, logged, predicted, "; ".join(filter(None, (store.because if fits else "", note))))
 

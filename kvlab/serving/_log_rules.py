@@ -30,8 +30,9 @@ def _because(setting: Setting, why: str, **changes) -> Setting:
 
 
 def fp8_of_the_checkpoint(case: Case, setting: Setting) -> Iterator[Setting]:
-    """kv_dtype "auto" (or none) follows the checkpoint: one with an fp8 KV scheme stores a byte per number."""
-    if case.kv_dtype in ("", "auto") and setting.kv_format == "bf16":
+    """kv_dtype "auto" (or none) follows a checkpoint with an fp8 KV scheme, a byte per number; not before late 2024."""
+    if case.kv_dtype in ("", "auto") and setting.kv_format == "bf16" and (
+            before(case.engine, (0, 6), (2024, 9)) is not True):
         yield _because(setting, FP8_BY_ITSELF, kv_format="fp8_e4m3")
 
 
@@ -112,9 +113,25 @@ def sharp(case: Case, setting: Setting) -> bool:
     return model.block_size >= 200
 
 
+def beyond_memory(case: Case, found: Fit) -> Finding | None:
+    """Blocks that take more than the named GPU's memory, or the share of it that is printed: no setting allows that."""
+    share = case.util.value if case.util and 0 < case.util.value <= 1 else 1.0
+    columns = [column for column in ("gpu_blocks", "kv_tokens", "max_concurrency") if column in found.spans]
+    if not columns or case.gpu_gib is None or "cpu" in case.gpu.lower():
+        return None
+    most = int(share * case.gpu_gib * GiB // (model_of(case.spec, found.setting).block_bytes * found.setting.latents))
+    needed = max(found.spans[column][0] for column in columns)
+    if needed <= most:
+        return None
+    predicted = most if columns[0] == "gpu_blocks" else found.predicted.get(columns[0])
+    return Finding("unexplained", columns[0], _logged(case, columns[0]), predicted,
+                   f"{needed:,} blocks are more than the {most:,} that {share:g} of {case.gpu_gib:g} GiB could hold")
+
+
 def unequal_ranks(case: Case, found: Fit) -> Finding | None:
     """The GiB is one rank's, the blocks are the fewest of all ranks: fewer than the pool holds, down to 75 %."""
-    if case.ranks < 2 or "kv_cache_gib" not in found.spans or not set(found.failing) <= {"gpu_blocks", "kv_tokens",
+    ranks = found.setting.tp * found.setting.pp             # of one engine: replicas share nothing
+    if ranks < 2 or "kv_cache_gib" not in found.spans or not set(found.failing) <= {"gpu_blocks", "kv_tokens",
                                                                                         "max_concurrency"}:
         return None
     spans = {column: span for column, span in found.spans.items() if column != "kv_cache_gib"}
@@ -126,7 +143,7 @@ def unequal_ranks(case: Case, found: Fit) -> Finding | None:
     need = low * model_of(case.spec, found.setting).block_bytes * found.setting.latents / GiB
     logged = _logged(case, what)
     return Finding("explained", what, logged, found.predicted[what],
-                   f"least of {case.ranks} ranks: {logged:,} need {need:.2f} GiB per rank; the {case.pool.value:g} GiB "
+                   f"least of {ranks} ranks: {logged:,} need {need:.2f} GiB per rank; the {case.pool.value:g} GiB "
                    "printed are another rank's, and all take the blocks of the fullest")
 
 

@@ -62,13 +62,17 @@ def with_defaults(spec: ModelSpec, gpu: GPUSpec, settings: Settings) -> Settings
     """What is not set, as vLLM 0.32's server sets it by the GPU's memory; max_len is the model's context.
 
     Source: vLLM 0.32 engine/arg_utils.py (get_batch_defaults): 16,384 tokens and 1,024 sequences from 160 GiB on, 8,192
-    and 1,024 from 70 GiB on but for A100, else 2,048 and 256.
+    and 1,024 from 70 GiB on but for A100, else 2,048 and 256; on what is no GPU 2,048 and 128 for each rank.
     """
     max_len = settings.max_len or spec.context
     if max_len is None:
         raise ValueError(f"the context of {spec.name} is not known; give --max-len")
     if settings.max_num_seqs and settings.max_batched_tokens:
         return replace(settings, max_len=max_len)
+    if not gpu.compute_capability:
+        ranks = settings.tp or 1
+        return replace(settings, max_len=max_len, max_num_seqs=settings.max_num_seqs or 128 * ranks,
+                       max_batched_tokens=settings.max_batched_tokens or 2048 * ranks)
     gib = settings.vram_gib or device_memory(gpu).value / GiB
     large = gib >= 160 or (gib >= 70 and "A100" not in gpu.name)
     return replace(settings, max_len=max_len, max_num_seqs=settings.max_num_seqs or (1024 if large else 256),

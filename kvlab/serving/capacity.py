@@ -33,11 +33,12 @@ STANDARD = Settings()
 class Plan:
     """What a deployment holds. Bytes are of one GPU; blocks, requests and tokens of one replica unless they say total.
 
-    terms: VRAM and what is taken from it (empty where the pool is given and the weights are unknown); pool: what is
-    left, with its interval. concurrency: blocks ÷ blocks of one request of max_len, as vLLM logs it. requests: whole
-    requests of max_len that the pool holds without its null block, a prefix shared; least, most: at the ends of the
-    pool's interval. live: that, or max_num_seqs if fewer. binds: "pool" or "cap". tokens: as vLLM 0.21 and later log
-    the cache's size. starts: whether one request of max_len fits, without which vLLM refuses to start.
+    terms: VRAM and what is taken from it (empty where the pool is given and the weights or the device's budget are
+    unknown); pool: what is left, with its interval. concurrency: blocks ÷ blocks of one request of max_len, as vLLM
+    logs it. requests: whole requests of max_len that the pool holds without its null block, a prefix shared; least,
+    most: at the ends of the pool's interval. live: that, or max_num_seqs if fewer. binds: "pool" or "cap". tokens: as
+    vLLM 0.21 and later log the cache's size. starts: whether one request of max_len fits, without which vLLM refuses
+    to start.
     """
     model: str
     gpu: str
@@ -135,13 +136,21 @@ def _notes(spec: ModelSpec, settings: Settings, model: BlockModel, blocks: int, 
 
 
 def _terms(spec: ModelSpec, gpu: GPUSpec, settings: Settings, model: BlockModel) -> tuple[tuple[Term, ...], Term]:
-    """VRAM and what is taken from it, and the pool. A pool that is known replaces the sum, and asks for no weights."""
+    """VRAM and what is taken from it, and the pool. A pool that is known replaces the sum, and asks for no weights.
+
+    Refuses a device that is no GPU of NVIDIA or AMD unless its pool is known.
+    """
     s = settings
     if s.blocks is not None:
         size = s.blocks * model.block_bytes
         known = Term("KV pool", size, size, size, "quoted", f"{s.blocks:,} blocks, given", "the user")
     else:
         known = None if s.pool_gib is None else _budget.given("KV pool", s.pool_gib)
+    if not gpu.compute_capability:                          # no GPU of NVIDIA or AMD: the terms below are theirs
+        if known is None:
+            raise ValueError(f"the budget is modelled for NVIDIA's and AMD's GPUs, and {gpu.name} is none: give "
+                             "--pool-gib (vLLM on a CPU takes VLLM_CPU_KVCACHE_SPACE, in --block-size 128) or --blocks")
+        return (), known
     try:
         taken = [_budget.weights(spec, s.tp, s.weights_gib)]
     except ValueError:
@@ -215,6 +224,7 @@ class GPUOption:
     least: int
     binds: str
     memory_gib: float
+    kind: str = "modelled"
 
 
 def gpus_for(spec: ModelSpec, need: int, settings: Settings = STANDARD, counts: Sequence[int] = COUNTS

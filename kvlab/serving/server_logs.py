@@ -4,7 +4,8 @@ Verdicts: agreed (what is printed follows from what is printed beside it: intege
 rounding), explained (it follows once a rule with a visible condition applies; the note says which), unexplained (no
 rule accounts for it), unmatched (nothing to compare: one quantity alone, or a model that is not named or catalogued).
 
-Read: model, arch, gpu, n_gpus, tp, kv_cache_gib, block_size, max_model_len, dtype, kv_dtype, swap_gib, engine_version.
+Read: model, arch, gpu, n_gpus, tp, gpu_memory_utilization, kv_cache_gib, block_size, max_model_len, dtype, kv_dtype,
+swap_gib, engine_version.
 Compared: kv_tokens, gpu_blocks, cpu_blocks, max_concurrency, and the pool where tokens are what it follows from. No
 other column is looked at, ids and notes included. A line with several comparable quantities gets one result: `what`
 names the strongest that was compared, or the one that did not fit, and the note the others.
@@ -19,7 +20,7 @@ from pathlib import Path
 from kvlab.serving._log_case import VERDICTS, Case, Finding, read
 from kvlab.serving._log_llama import check_llama
 from kvlab.serving._log_pools import check_pool
-from kvlab.serving._log_rules import rounded_figures, settings, sharp, unequal_ranks
+from kvlab.serving._log_rules import beyond_memory, rounded_figures, settings, sharp, unequal_ranks
 from kvlab.serving._log_vllm import Fit, baselines, fit, model_of
 
 MOST_BYTES, MOST_ROWS = 32 * 2**20, 100_000
@@ -80,7 +81,7 @@ def _vllm(case: Case) -> Finding:
         for setting in settings(case, bases, rules):
             found = fit(case, setting)
             if not found.failing and (rules == 0 or sharp(case, setting)):
-                return _meets(case, found)
+                return beyond_memory(case, found) or _meets(case, found)
     fits = [fit(case, setting) for setting in bases]
     for last in (unequal_ranks, rounded_figures):
         for found in fits:
@@ -98,8 +99,10 @@ def _vllm(case: Case) -> Finding:
 def _meets(case: Case, found: Fit) -> Finding:
     what = next(column for column in _STRENGTH if column in found.predicted)
     others = [column for column in found.predicted if column != what]
+    alone = "gpu_blocks tested only against the GPU's memory: nothing printed follows from them" if (
+        set(found.spans) == {"gpu_blocks"}) else ""
     note = "; ".join(filter(None, (*found.setting.because, _arithmetic(case, found),
-                                   f"also {', '.join(others)}" if others else "")))
+                                   f"also {', '.join(others)}" if others else "", alone)))
     return Finding("explained" if found.setting.because else "agreed", what, _logged(case, what),
                    found.predicted[what], note)
 
@@ -150,6 +153,15 @@ def _logged(case: Case, column: str) -> float | int:
     return int(value.value) if column == "kv_tokens" else value.value
 
 
+def _reader(file) -> csv.DictReader:
+    """Columns by their names in lower case, parted by the commonest of comma, semicolon and tab in the first line."""
+    first = file.readline()
+    file.seek(0)
+    reader = csv.DictReader(file, delimiter=max(",;\t", key=first.count))
+    reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
+    return reader
+
+
 def _rows(table: str | Path | Iterable[Mapping]) -> Iterable[Mapping]:
     if hasattr(table, "to_dict"):                           # a DataFrame
         return table.to_dict("records")
@@ -160,7 +172,7 @@ def _rows(table: str | Path | Iterable[Mapping]) -> Iterable[Mapping]:
         raise ValueError(f"{path} is larger than {MOST_BYTES // 2**20} MiB; a table of logs is not")
     with open(path, encoding="utf-8-sig", newline="") as file:
         try:
-            reader = csv.DictReader(file)
+            reader = _reader(file)
             names = set(reader.fieldnames or ())
             if not names & {"kv_tokens", "gpu_blocks", "cpu_blocks", "max_concurrency", "kv_cache_gib"}:
                 raise ValueError(f"{path} has none of the columns kv_tokens, gpu_blocks, cpu_blocks, max_concurrency "

@@ -65,12 +65,14 @@ _PATTERNS: tuple[tuple[str, ...], ...] = (
 )
 _COMPILED = tuple((column, re.compile(pattern), *before) for column, pattern, *before in _PATTERNS)
 _HINT = re.compile(r"engine|args|weights|took|KV|kv_|max_seq|max model|concurrency|n_ctx|blocks|BlockManager|page_size|"
-                   r"block|name|context_len|world_size|cache|utilization", re.I)
-_START = re.compile(r"Initializing a(?:n| V[01])? LLM engine|server_args=")
+                   r"block|name|context_len|world_size|cache|utilization|loader: loaded|constructing", re.I)
+_START = re.compile(r"Initializing a(?:n| V[01])? LLM engine|server_args=|llama_model_loader: loaded|"
+                    r": constructing llama_")
 _ONE_LINE = re.compile(r"KV cache size: [\d,]+ tokens, Maximum concurrency for")
 _SGLANG_KV = re.compile(r"\bK size: ([\d.]+) GB, V size: ([\d.]+) GB")
 _SGLANG_ONE = re.compile(r"\bKV size: ([\d.]+) GB")
-_LLAMA = re.compile(r" size *= *([\d.]+) MiB(?: \( *(\d+) cells,[^()]*\))?, "
+# Cells are of one stream; "4/ 1 seqs" are 4 sequences in 1 stream (unified), "4/ 4 seqs" a stream each.
+_LLAMA = re.compile(r" size *= *([\d.]+) MiB(?: \( *(\d+) cells,[^()]*?(?:/ *(\d+) seqs)?\))?, "
                     r"K \((\w+)\):\s*[\d.]+ MiB, V \((\w+)\):\s*[\d.]+ MiB")
 _VERSIONS = ((r"vLLM API server version v?([\d.]+\w*)", "vLLM {}"), (r"LLM engine \(v?([\d.]+[^)\s]*)\)", "vLLM {}"),
              (r"vLLM Version\s*: v?([\d.]+\w*)", "vLLM {}"), (r"TensorRT-LLM version: ([\d.]+)", "TensorRT-LLM {}"),
@@ -109,12 +111,13 @@ class _Log:
     def take(self, at: int, line: str) -> None:
         self.mark = self.mark or next((name for pattern, name in _MARKS if re.search(pattern, line)), "")
         if not self.version:
-            self.version = next((name.format(found[1]) for pattern, name in _VERSIONS
+            self.version = next((name.format(found[1].rstrip(".")) for pattern, name in _VERSIONS
                                  if (found := re.search(pattern, line))), "")
         if not _HINT.search(line):
             return
         if _START.search(line):
             self.pools.clear()                              # a log may hold several starts: the last one counts
+            self.buffers.clear()
         for column, pattern, *before in _COMPILED:
             start = line.find(before[0]) if before else 0
             if start >= 0 and (found := pattern.search(line, start)):
@@ -126,9 +129,9 @@ class _Log:
             elif found := _SGLANG_ONE.search(line):
                 self._put("kv_cache_gib", found[1], at, line)
         if ("llama_kv_cache" in line or "KV self" in line) and (found := _LLAMA.search(line)):
-            self.buffers.append((_value(found[1]), int(found[2] or 0)))
+            self.buffers.append((_value(found[1]), int(found[2] or 0) * int(found[3] or 1)))
             self.lines["kv_cache_gib"] = at, line
-            self._put("kv_dtype", f"K {found[3]} V {found[4]}", at, line)
+            self._put("kv_dtype", f"K {found[4]} V {found[5]}", at, line)
         if _ONE_LINE.search(line) and not self.version:
             self.version = "vLLM 0.25 or newer (by its wording)"
 

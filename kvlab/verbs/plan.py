@@ -101,7 +101,8 @@ def _longest(spec, gpu: str | None, gpus: int, need: int, settings, as_json: boo
     tokens = longest_context(spec, gpu, gpus, need, settings)
     bound = tokens == spec.context
     if as_json:
-        _print_json(dict(model=spec.name, gpu=gpu, gpus=gpus, need=need, max_len=tokens, bound_by_context=bound))
+        _print_json(dict(model=spec.name, gpu=gpu, gpus=gpus, need=need, max_len=tokens, bound_by_context=bound,
+                         kind="modelled"))
     else:
         many = f"{need:,} request{'s' * (need != 1)}"
         print(printable(f"{spec.name} on {gpus} × {gpu}: {many} of up to {tokens:,} tokens fit at once"

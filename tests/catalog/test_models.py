@@ -19,7 +19,7 @@ def by_name(row):
 
 def test_every_row_is_a_model_with_a_source():
     assert list(models()) == [row["model"] for row in ROWS]
-    assert len(models()) == 108
+    assert len(models()) == 119
     for row in ROWS:
         assert row["source"] and row["source"] in model(row["model"]).source
         assert bool(row["params"]) == bool(row["params_source"])
@@ -101,7 +101,7 @@ def test_part_of_a_name_is_not_enough():
 
 def test_a_changed_listing_does_not_change_the_catalogue():
     models().clear()
-    assert len(models()) == 108
+    assert len(models()) == 119
 
 
 def test_per_kind_heads_and_widths():

@@ -37,6 +37,7 @@ def test_hashes_of_pieces_agree_with_those_of_the_tokens(a, b, piece, size):
     same = common(tokens(a), tokens(b))
     assert [x == y for x, y in zip(left, right)] == [same >= (i + 1) * size for i in range(min(len(left), len(right)))]
     assert len(set(left)) == len(left) and set(left[same // size:]).isdisjoint(right)
+    assert [chain_of_pieces(a, piece, size, most) for most in range(9)] == [left[:most] for most in range(9)]
 
 
 def test_extra_keys_and_sizes_keep_prefixes_apart():

@@ -165,3 +165,29 @@ def test_hostile_lines_take_no_longer_than_their_length(piece):
 def test_no_text_breaks_it(noise, logs):
     row = parse(noise + "\n" + "\n".join(logs))
     assert isinstance(row["engine_version"], str) and check([row])[0]["verdict"]
+
+
+STREAMS = """\
+llama_model_loader: loaded meta data with 36 key-value pairs
+print_info: general.name     = gpt-oss 20b
+llama_context: n_ctx         = 131072
+llama_kv_cache: size = 3072.00 MiB ( 32768 cells,  12 layers,  4/ 4 seqs), K (f16): 1536.00 MiB, V (f16): 1536.00 MiB
+llama_kv_cache: size =   72.00 MiB (   768 cells,  12 layers,  4/ 4 seqs), K (f16):   36.00 MiB, V (f16):   36.00 MiB
+"""
+
+
+def test_cells_of_a_stream_for_each_sequence_are_added():
+    row = parse(STREAMS)
+    assert (row["kv_tokens"], row["kv_cache_gib"]) == ("131072", "3.0703125")
+    assert check([row])[0]["verdict"] == "agreed"
+    unified = parse(STREAMS.replace("4/ 4", "4/ 1"))
+    assert unified["kv_tokens"] == "32768" and check([unified])[0]["verdict"] == "unexplained"
+
+
+def test_of_several_llama_starts_in_one_log_the_last_counts():
+    first = STREAMS.replace("gpt-oss 20b", "Qwen3 8B").replace("3072.00 MiB (", "9999.00 MiB (")
+    assert parse(first + STREAMS)["kv_cache_gib"] == "3.0703125"
+
+
+def test_a_version_loses_the_dot_that_ends_it():
+    assert parse("[TensorRT-LLM] TensorRT-LLM version: 0.17.0.post1")["engine_version"] == "TensorRT-LLM 0.17.0"

@@ -65,14 +65,23 @@ def test_every_flag_arrives(run_here):
 
 def test_what_does_not_start_is_shown_with_exit_code_1(run_here):
     code, out, _ = run_here("llama-3.1-8b", "--gpu", "RTX 4090")
-    assert code == 1 and "note: does not start: one request of 131,072 tokens takes 8,192 blocks" in out
+    assert code == 1 and out.startswith("DOES NOT START: not one request of 131,072 tokens") and (
+        "note: does not start: one request of 131,072 tokens takes 8,192 blocks" in out)
+
+
+def test_a_cpu_is_planned_by_its_pool_alone_with_its_own_defaults(run_here):
+    code, out, _ = run_here("llama-3.1-8b", "--gpu", "CPU server EPYC 9654 12ch DDR5-4800", "--pool-gib", 40,
+                            "--block-size", 128, "--max-len", 4096, "--json")
+    found = json.loads(out)
+    assert (code, found["terms"], found["max_num_seqs"], found["max_batched_tokens"]) == (0, [], 128, 2048)
+    assert found["blocks"] == 40 * 2**30 // (128 * 131072)
 
 
 def test_which_gpus(run_here):
     code, out, _ = run_here("qwen2-72b", "--need", 16, "--max-len", 4096)
     assert code == 0 and "A100 SXM4 80GB" in out and "16 requests of 4,096 tokens" in out
     _, out, _ = run_here("qwen2-72b", "--need", 16, "--max-len", 4096, "--json")
-    assert all(option["live"] >= 16 for option in json.loads(out))
+    assert all(option["live"] >= 16 and option["kind"] == "modelled" for option in json.loads(out))
     _, out, _ = run_here("qwen2-72b", "--need", 10**8, "--max-len", 4096)
     assert "no GPU of the catalogue holds that" in out
 
@@ -81,6 +90,7 @@ def test_the_longest_context(run_here):
     code, out, _ = run_here("llama-3.1-8b", "--gpu", "RTX 4090", "--longest", "--json")
     found = json.loads(out)
     assert code == 0 and 30_000 < found["max_len"] < 45_000 and not found["bound_by_context"]
+    assert found["kind"] == "modelled"
     code, out, _ = run_here("llama-3.1-8b", "--gpu", "H200", "--longest", "--need", 2)
     assert code == 0 and "2 requests of up to 131,072 tokens fit at once, the model's whole context (modelled)" in out
     code, out, _ = run_here("qwen2-72b", "--gpu", "T4", "--longest")
@@ -118,6 +128,8 @@ def test_lengths_of_a_real_trace(run_here):
     (("llama-3.1-8b", "--gpu", "H200", "--kv-format", "int4/channel/g32"), "splits the scale groups"),
     (("llama-3.1-8b", "--gpu", "H200", "--kv-format", "fp9"), "no KV format named 'fp9'"),
     (("llama-3.1-8b", "--gpu", "T4"), "needs at least 2 GPUs"),
+    (("llama-3.1-8b", "--gpu", "Apple M4 Max"), "is none: give --pool-gib"),
+    (("llama-3.1-8b", "--gpu", "Gaudi 3", "--longest"), "is none: give --pool-gib"),
     (("llama-3.1-8b", "--gpu", "H200", "--need", 4), "leave --gpu out"),
     (("llama-3.1-8b", "--longest"), "--longest needs the --gpu"),
     (("llama-3.1-8b", "--gpu", "H200", "--longest", "--max-len", 5), "give one of them"),
