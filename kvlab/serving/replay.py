@@ -2,7 +2,7 @@
 
 `replay(folder, fit="none" | "scalar")` gives signed relative errors, (simulated − real) ÷ real, of makespan and of the
 means and percentiles of TTFT, TPOT and end-to-end time; `explain(…)` splits them into block count, step time and
-scheduler by swapping each for the true one. Time counts from queued_ts, which the engine itself stamps.
+scheduler by swapping each for the true one. Time counts from a request's arrival on the engine's clock, on both sides.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEASURES = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p99")
 FITTED = ("makespan", "ttft_mean", "tpot_mean", "e2e_mean")     # what the one factor is fitted on; the rest is not seen
 _WIDEST = 16.0                  # the factor is sought between 1/16 and 16
-_FIT_STEPS = 14
+_FIT_STEPS, _FIT_WIDTH = 10, 0.1            # of the search around the factor that the end-to-end mean asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +141,11 @@ def _case(folder, model, gpu, gpus, blocks, constants, step_time) -> _Case:
             raise ValueError(f"the step time is of {step_time.device}, the run of {found.device}: a step time is not "
                              "carried to another device")
         return _Case(run, found, step_time)
-    of = chosen_rates(found.gpu.name, constants)
-    work = ranked(found.spec, tp=found.tp, dp=found.dp if found.lockstep else 1, kv_format=found.kv_format,
-                  itemsize=found.itemsize)
-    return _Case(run, found, parts(found.gpu, work, of, "fp8" if found.itemsize == 1 else "bf16"))
+    of = chosen_rates(found.gpu.name, constants, nccl_only=found.nccl_only)
+    stored = found.formats
+    work = ranked(found.spec, tp=found.tp, dp=found.dp if found.lockstep else 1, kv_format=stored.kv_format,
+                  itemsize=stored.itemsize)
+    return _Case(run, found, parts(found.gpu, work, of, stored.multiplied))
 
 
 def _tick(run: Run) -> float:
@@ -156,21 +157,28 @@ def _tick(run: Run) -> float:
 def _fitted(case: _Case) -> float:
     """The factor that brings FITTED nearest: bracketed by the end-to-end mean, then Brent's bounded search."""
     from scipy.optimize import minimize_scalar
+    tried: dict[float, float] = {}              # logarithm of a factor -> its sum of squares
+
+    def errors_at(log_scale: float) -> dict[str, float | None]:
+        errors, *_ = _errors(case, case.simulated(math.exp(log_scale)))
+        tried[log_scale] = sum(errors[name] ** 2 for name in FITTED if errors[name] is not None)
+        return errors
 
     def misses(log_scale: float) -> float:
-        errors, *_ = _errors(case, case.simulated(math.exp(log_scale)))
-        return sum(errors[name] ** 2 for name in FITTED if errors[name] is not None)
+        if log_scale not in tried:
+            errors_at(log_scale)
+        return tried[log_scale]
 
     near = 0.0
     for _ in range(4):
-        errors, *_ = _errors(case, case.simulated(math.exp(near)))
-        step = -math.log1p(errors["e2e_mean"])
-        near = min(max(near + step, -math.log(_WIDEST)), math.log(_WIDEST))
+        error = errors_at(near)["e2e_mean"]
+        step = 0.0 if error is None else -math.log1p(error)
         if abs(step) < 0.02:
             break
-    found = minimize_scalar(misses, bounds=(near - 0.15, near + 0.15), method="bounded",
-                            options=dict(maxiter=_FIT_STEPS, xatol=5e-4))
-    return math.exp(min((float(found.x), near), key=misses))
+        near = min(max(near + step, -math.log(_WIDEST)), math.log(_WIDEST))
+    minimize_scalar(misses, bounds=(near - _FIT_WIDTH, near + _FIT_WIDTH), method="bounded",
+                    options=dict(maxiter=_FIT_STEPS, xatol=5e-4))
+    return math.exp(min(tried, key=tried.get))
 
 
 def _statistics(times: dict[str, Sequence[float]], makespan: float) -> dict[str, float | None]:
@@ -191,9 +199,9 @@ def _errors(case: _Case, done: Simulation) -> tuple[dict, dict, dict, int]:
     if not both:
         first = next((one.rejected for one in done.served if one.rejected), "")
         raise ValueError(f"the simulated engine finished none of the run's requests{': ' + first if first else ''}")
-    start = min(row.queued_s for row in case.run.requests)
-    real = dict(ttft=[row.first_s - row.queued_s for row, _ in both],
-                e2e=[row.last_s - row.queued_s for row, _ in both],
+    start = min(row.arrived_s for row in case.run.requests)
+    real = dict(ttft=[row.first_s - row.arrived_s for row, _ in both],
+                e2e=[row.last_s - row.arrived_s for row, _ in both],
                 tpot=[(row.last_s - row.first_s) / (row.output_tokens - 1) for row, _ in both if row.output_tokens > 1])
     ours = dict(ttft=[one.ttft_s for _, one in both], e2e=[one.e2e_s for _, one in both],
                 tpot=[one.tpot_s for _, one in both if one.tpot_s is not None])
@@ -229,15 +237,21 @@ def _replayed(case: _Case, done: Simulation, fit: str, scale: float, carried: st
 
 def _in_sample(s: Setup, constants: Rates | None, fit: str) -> str:
     """In words, what of the step time has seen this run."""
+    seen = []
     if fit == "scalar":
-        return "the factor was fitted on this run"
-    if constants and constants.fitted_on == s.spec.name and s.tp * s.dp == 1:
-        return f"the constants come from a run of {s.spec.name} on this GPU, perhaps this one"
-    return ""
+        seen.append("the factor was fitted on this run")
+    if constants and s.spec.name in constants.fitted_on:
+        others = len(constants.fitted_on) - 1
+        seen.append(f"the constants come from a run of {s.spec.name} on this GPU, perhaps this one"
+                    + (f", and {others} of other models" if others else ""))
+    return "; ".join(seen)
 
 
 def _notes(case: _Case) -> list[str]:
-    s, notes = case.setup, []
+    s, notes = case.setup, list(case.setup.notes)
+    if case.run.clock == "queued_ts":
+        notes.append("requests come when the engine queued them (queued_ts), up to a step late: their arrival_time is "
+                     "missing or does not go with it")
     if s.config.prefix_caching:
         notes.append("the run's tokens are not recorded: prefixes that requests have in common are not found, only a "
                      "preempted request's own blocks")
@@ -254,6 +268,8 @@ def _series_mae(run: Run, done: Simulation, tick: float) -> dict[str, float | st
         return {}
     ours = {"running": 1, "waiting": 2, "kv_cache_pct": 4}      # columns of the simulator's timeline
     found: dict[str, float | str] = {}
+    if run.series["t"][0] > 2 * done.makespan_s + tick:
+        return {name: "its times do not count from the run's start" for name in ours if name in run.series}
     for name, column in ours.items():
         theirs = run.series.get(name)
         if theirs is None:

@@ -23,8 +23,8 @@ def fitted_linear(folder: Path | str, **given) -> Linear:
     run = read_run(folder)
     found = setup(run, measured=True, **given)
     requests = [one.request for one in run.requests]
-    real = {one.id: (one.first_s - one.queued_s, one.last_s - one.queued_s) for one in run.requests
-            if one.last_s is not None and one.last_s > one.queued_s and one.first_s > one.queued_s}
+    real = {one.id: (one.first_s - one.arrived_s, one.last_s - one.arrived_s) for one in run.requests
+            if one.last_s is not None and one.last_s > one.arrived_s and one.first_s > one.arrived_s}
     blank = Linear(*_START, 0.0, found.device, f"fitted to {run.path.name} itself, {len(real)} requests", "modelled")
 
     def model(logs) -> Linear:

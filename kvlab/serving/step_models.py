@@ -25,8 +25,9 @@ class Rates:
     weights_share: of the memory's bandwidth while weights are read; kv_share: while K and V are. flops_share: of the
     dense rate in matrix products; attention_share: in prefill's attention; experts_share: in the products of a
     mixture's experts, each with the few tokens that chose it. step_s: per step, for launch and sampling;
-    sequence_s: per sequence in it. reduce_s, reduce_rate: latency (s) and rate (B/s) of an all-reduce between ranks.
-    fitted_on: the model of the run that they were derived from, "" = none. source: which run, how.
+    sequence_s: per sequence in it. reduce_s, reduce_rate: latency (s) and rate (B/s) of an all-reduce between ranks;
+    nccl_s, nccl_rate: of NCCL's collectives, which replicas of a mixture exchange tokens by.
+    fitted_on: models of the runs on this GPU that they were derived from. source: which runs, how.
     """
     weights_share: float
     kv_share: float
@@ -37,23 +38,27 @@ class Rates:
     sequence_s: float
     reduce_s: float
     reduce_rate: float
-    fitted_on: str
+    nccl_s: float
+    nccl_rate: float
+    fitted_on: tuple[str, ...]
     source: str
 
 
-AT_SHEET = Rates(1, 1, 1, 1, 1, 0, 0, 0, float("inf"), "", "the data sheet's bandwidth and dense rate alone")
+AT_SHEET = Rates(1, 1, 1, 1, 1, 0, 0, 0, float("inf"), 0, float("inf"), (),
+                 "the data sheet's bandwidth and dense rate alone")
 
 
-_SCALES = dict(weights_share=1, kv_share=1, flops_share=1, attention_share=1, experts_share=1, step_us=1e-6,
-               sequence_us=1e-6, reduce_us=1e-6, reduce_gb_s=1e9)
-_NAMES = ("weights_share", "kv_share", "flops_share", "attention_share", "experts_share", "step_s", "sequence_s",
-          "reduce_s", "reduce_rate")
+# Column of data/engine_rates.csv -> field, and its unit in SI.
+_COLUMNS = {**{name: (name, 1.0) for name in ("weights_share", "kv_share", "flops_share", "attention_share",
+                                             "experts_share")},
+            "step_us": ("step_s", 1e-6), "sequence_us": ("sequence_s", 1e-6), "reduce_us": ("reduce_s", 1e-6),
+            "reduce_gb_s": ("reduce_rate", 1e9), "nccl_us": ("nccl_s", 1e-6), "nccl_gb_s": ("nccl_rate", 1e9)}
 
 
 @cache
 def _table() -> dict[str, dict[str, float | None]]:
     """GPU -> constant -> value, None where its runs do not tell it."""
-    return {row["gpu"]: {name: number(row[column], scale) for name, (column, scale) in zip(_NAMES, _SCALES.items())}
+    return {row["gpu"]: {name: number(row[column], scale) for column, (name, scale) in _COLUMNS.items()}
             for row in rows("engine_rates.csv")}
 
 
@@ -66,7 +71,7 @@ def rates(gpu: str) -> Rates:
         return AT_SHEET
     own = _table().get(gpu, {})
     values, lent = {}, []
-    for name in _NAMES:
+    for name, _ in _COLUMNS.values():
         values[name] = own.get(name)
         if values[name] is None:
             known = [other[name] for other in _table().values() if other[name] is not None]
@@ -78,14 +83,21 @@ def rates(gpu: str) -> Rates:
     if lent:
         said.append(f"{', '.join(lent) if row else 'every constant'} from {others}: no run on {gpu} tells "
                     f"{'them' if len(lent) > 1 else 'it'}")
-    return Rates(**values, fitted_on=row["fitted_on"] if row else "", source="; ".join(said))
+    return Rates(**values, fitted_on=tuple(row["fitted_on"].split(";")) if row else (), source="; ".join(said))
 
 
-def chosen_rates(gpu: str, constants: str | None = None) -> Rates:
-    """A GPU's own constants, or those that are asked for by name: of another GPU, or "sheet". KeyError: neither."""
+def chosen_rates(gpu: str, constants: str | None = None, *, nccl_only: bool = False) -> Rates:
+    """A GPU's own constants, or those that are asked for by name: of another GPU, or "sheet". KeyError: neither.
+
+    nccl_only: tensor-parallel ranks reduce by NCCL alone, as with vLLM's disable_custom_all_reduce. Of constants of
+    another GPU none counts as fitted on runs of this one.
+    """
     if constants is not None and constants not in known_rates():
         raise no_such("set of constants", constants, known_rates())
-    return rates(constants or gpu)
+    of = rates(constants or gpu)
+    if nccl_only:
+        of = replace(of, reduce_s=of.nccl_s, reduce_rate=of.nccl_rate)
+    return of if constants in (None, gpu) else replace(of, fitted_on=())
 
 
 def known_rates() -> list[str]:
@@ -143,7 +155,7 @@ class Parts:
         if work.exchanges:
             tokens = batch.tokens + batch.peer_tokens
             sent = (work.dp - 1) / work.dp * work.exchanged_bytes_per_token * tokens
-            seconds += work.exchanges * (rates.reduce_s + sent / rates.reduce_rate)
+            seconds += work.exchanges * (rates.nccl_s + sent / rates.nccl_rate)
         return seconds
 
     def scaled(self, scale: float, source: str) -> Parts:
@@ -201,5 +213,6 @@ def rates_of_kernels(results: Path | str, variant: str | None = None) -> tuple[R
     source = (f"measured on {machines[0]}, {dtypes[0]}, {threads[0]} thread{'s' * (threads[0] != 1)}: medians of "
               f"read_ceiling {read / 1e9:.3g} GB/s, matmul_ceiling {product / 1e9:.3g} Gflop/s and decode attention of "
               f"{name} {by[name] / 1e9:.3g} GB/s; composed by kvlab, launch and scheduling left out")
-    return (Rates(1, float(by[name]) / read, 1, 1, 1, 0, 0, 0, float("inf"), "", source), machines[0], read, product,
+    return (Rates(1, float(by[name]) / read, 1, 1, 1, 0, 0, 0, float("inf"), 0, float("inf"), (),
+                  source), machines[0], read, product,
             4 if dtypes[0] == "fp32" else 2)

@@ -1,6 +1,7 @@
 """kvlab simulate: an engine on a simulated clock, under a trace or a workload; or a recorded run, served again."""
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +16,10 @@ def command(
                          ] = None,
         replay: Annotated[Path | None, typer.Option(help="The folder of a recorded run: meta.json, requests.jsonl and "
                                                     "timeseries.csv.")] = None,
-        gpu: Annotated[str | None, typer.Option(help="A name from `kvlab ls gpus`, such as H100.")] = None,
+        gpu: Annotated[str | None, typer.Option(help="A name from `kvlab ls gpus`, such as H200.")] = None,
         gpus: Annotated[int | None, typer.Option(help="How many of them in all.")] = None,
-        blocks: Annotated[int | None, typer.Option(help="Blocks of one replica, as a log prints them; default: the "
+        blocks: Annotated[int | None, typer.Option(help="Blocks of one replica, as its log prints them, or the "
+                                                   "sum over a run's replicas, as meta.json has it; default: the "
                                                    "run's own, else those of `kvlab plan`.")] = None,
         constants: Annotated[str | None, typer.Option(help="Whose step-time constants: a GPU of data/engine_rates.csv, "
                                                       "or sheet for the data sheet alone; default: the GPU's own.")
@@ -61,13 +63,17 @@ def command(
         out: Annotated[Path | None, typer.Option(help="Write one row per request, .csv or .parquet.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> int | None:
     """How long requests wait and take on a simulated engine; --replay: how far that is from a real run."""
+    given = dict(locals())
     if replay is not None:
         if kernels:
             raise ValueError("--kernels are of the machine that measured them; a run on another device is not replayed "
                              "with them")
+        _refuse_others(given, "replay", "model", "gpu", "gpus", "blocks", "constants", "fit", "scale_from", "scale_gpu",
+                       "explain", "as_json")
         return _replay(replay, model, gpu, gpus, blocks, constants, fit, scale_from, scale_gpu, explain, as_json)
-    if fit != "none" or scale_from or explain:
-        raise ValueError("--fit, --scale-from and --explain compare with a recorded run: give it with --replay")
+    if fit != "none" or scale_from or scale_gpu or explain:
+        raise ValueError("--fit, --scale-from, --scale-gpu and --explain compare with a recorded run: give it with "
+                         "--replay")
     if model is None:
         raise ValueError("say which MODEL to simulate, or give a recorded run with --replay")
     if kernels and (gpu or constants):
@@ -94,8 +100,7 @@ def command(
         admission=admission, batching=batching, async_scheduling=async_scheduling, prefix_caching=prefix_caching,
         max_num_batched_tokens=found.max_num_batched_tokens if max_batched_tokens is None else max_batched_tokens,
         watermark=watermark, aging_s=aging, short_threshold=short_threshold, max_model_len=max_len)
-    if out and out.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"--out {out}: give a name that ends in .csv or .parquet")
+    _refuse_unwritable(trace=trace, metrics=metrics, out=out)
     gantt = Gantt() if trace else None
     done = simulate(requests_of(requests, count, rate, seed, "skip" if skip_bad else "refuse"), config,
                     num_blocks=found.blocks, block_size=block_size, step_time=found.step_time, replicas=found.replicas,
@@ -113,6 +118,26 @@ def command(
         from kvlab.verbs._simulate_table import print_simulation
         print_simulation(done.summary(), about, first)
     return None if done.finished else 1
+
+
+def _refuse_others(given: dict, *names: str) -> None:
+    """Options beside these that were set, and would not be looked at."""
+    usual = {name: one.default for name, one in inspect.signature(command).parameters.items()}
+    wrong = [f"--{name.replace('_', '-')}" for name in usual if name not in names and given[name] != usual[name]]
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)} cannot be set with --replay: a recorded run has its own requests and "
+                         "settings")
+
+
+def _refuse_unwritable(**files: Path | None) -> None:
+    """Before a long simulation rather than after it."""
+    for name, path in files.items():
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise ValueError(f"--{name} {path}: " + ("that is a folder" if path.is_dir() else
+                                                     f"there is no folder {path.parent}"))
+    out = files["out"]
+    if out is not None and out.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"--out {out}: give a name that ends in .csv or .parquet")
 
 
 def _written(done, name: str, gantt, trace: Path | None, metrics: Path | None, out: Path | None) -> list[str]:

@@ -118,7 +118,7 @@ def test_a_step_time_is_not_carried_to_another_device(runs):
     folder, _, _ = runs
     with pytest.raises(ValueError, match="not carried to another device"):
         replay(folder / "run1", step_time=fitted_linear(folder / "run1"), gpu="RTX 4090")
-    with pytest.raises(ValueError, match="not in the catalogue; give --gpu"):
+    with pytest.raises(KeyError, match="no gpu named.*the test.*give it with --gpu"):
         replay(folder / "run1")
 
 

@@ -21,7 +21,8 @@ PREFILL = Batch(prefill_tokens=2048, prefill_pairs=2048 * 2049 // 2, kv_tokens=2
 def test_every_line_of_the_table_names_a_gpu_and_a_run():
     for name in known_rates()[:-1]:
         found = rates(name)
-        assert name in gpus() and "vLLM" in found.source and model(found.fitted_on).name == found.fitted_on
+        assert name in gpus() and "vLLM" in found.source and found.fitted_on
+        assert [model(one).name for one in found.fitted_on] == list(found.fitted_on)
         shares = (found.weights_share, found.kv_share, found.flops_share, found.attention_share, found.experts_share)
         assert all(0 < share <= 1 for share in shares) and 0 < found.step_s < 0.01
     assert known_rates()[-1] == "sheet" and rates("sheet") is AT_SHEET
@@ -30,8 +31,9 @@ def test_every_line_of_the_table_names_a_gpu_and_a_run():
 def test_a_gpu_without_a_run_gets_means_and_says_so():
     found, one, two = rates("H200 SXM 141GB"), rates("RTX 4090"), rates("RTX PRO 6000 Blackwell Server")
     assert found.kv_share == pytest.approx((one.kv_share * two.kv_share) ** 0.5)
-    assert found.fitted_on == "" and "every constant from RTX 4090, RTX PRO 6000" in found.source
-    assert "experts_share, reduce_s, reduce_rate from RTX PRO 6000" in one.source and one.reduce_s == two.reduce_s
+    assert found.fitted_on == () and "every constant from RTX 4090, RTX PRO 6000" in found.source
+    assert "experts_share, reduce_s, reduce_rate, nccl_s, nccl_rate from RTX PRO 6000" in one.source
+    assert one.reduce_s == two.reduce_s
 
 
 def test_decode_by_hand_at_the_data_sheet():
@@ -81,6 +83,8 @@ def test_experts_are_read_and_then_multiplied_with_few_tokens():
 def test_replicas_exchange_the_tokens_of_all():
     step = parts(gpu("RTX PRO 6000"), ranked(model("Qwen3-30B-A3B"), dp=2))
     alone, beside = step.parts(DECODE), step.parts(replace(DECODE, peer_tokens=2048))
+    of, tokens = rates("RTX PRO 6000 Blackwell Server"), DECODE.tokens + 2048
+    assert beside["collectives"] == pytest.approx(96 * (of.nccl_s + tokens * 4096 / 2 / of.nccl_rate))
     assert beside["collectives"] > alone["collectives"] > 0 and beside["experts"] > alone["experts"]
     assert beside["weights"] == alone["weights"] and beside["cache"] == alone["cache"]
 

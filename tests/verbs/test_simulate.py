@@ -69,6 +69,12 @@ def test_a_summary_in_json_and_what_is_written(kvlab, trace, tmp_path):
     assert math.isclose(table["ttft_s"].mean(), found["summary"]["ttft_mean_s"])
 
 
+def test_a_trace_of_less_than_a_second_has_metrics_too(kvlab, trace, tmp_path):
+    code, _, err = kvlab(*LLAMA, "--requests", trace, "--count", 1, "--blocks", 500, "--metrics", tmp_path / "m.txt")
+    assert (code, err) == (0, "") and 'finished_reason="stop",model_name="meta-llama/Meta-Llama-3.1-8B"} 1.0' in (
+        tmp_path / "m.txt").read_text()
+
+
 def test_a_workload_at_a_rate_is_the_same_for_the_same_seed(kvlab):
     asked = (*LLAMA, "--requests", "azure_2023_conv", "--count", 40, "--rate", 2, "--blocks", 2000, "--json")
     one, two, other = (json.loads(kvlab(*asked, *more)[1])["summary"] for more in ((), (), ("--seed", 1)))
@@ -156,6 +162,10 @@ def test_a_factor_is_carried(kvlab, run):
     (("Llama-3.1-8B", "--gpu", "RTX 4090", "--blocks", "0"), "blocks=0"),
     (("--replay", "/no/such/folder"), "is no folder"),
     (("--replay", ".", "--scale-gpu", "H200"), "give that too"),
+    (("--replay", ".", "--requests", "x", "--max-num-seqs", "3"), "--requests, --max-num-seqs cannot be set with --re"),
+    (("Llama-3.1-8B", "--gpu", "RTX 4090", "--scale-gpu", "H200"), "give it with --replay"),
+    (("Llama-3.1-8B", "--gpu", "RTX 4090", "--trace", "/no/such/t.json"), "/no/such/t.json: there is no folder"),
+    (("Llama-3.1-8B", "--gpu", "RTX 4090", "--metrics", "/"), "--metrics /: that is a folder"),
 ])
 def test_wrong_use_is_one_sentence(kvlab, args, why):
     code, out, err = kvlab(*args)
