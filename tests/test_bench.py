@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvlab import bench, bench_models
+from kvlab import bench, bench_models, bench_serving, bench_simulator
 from kvlab.bench import Gate
 from kvlab.bench_inputs import OPERATORS, events
+from kvlab.kv.block_pool import BlockPool
 from kvlab.libraries import Library
 from kvlab.model.config import DecoderConfig
 from kvlab.model.decoder import Decoder
@@ -63,12 +64,34 @@ def test_the_trace_of_the_gate_is_one_that_torch_could_have_written():
 
 def test_every_gate_measures_an_interval_around_its_value(monkeypatch):
     monkeypatch.setattr(bench, "PAIRS", 3)
-    longer = ("32768", "figure", "export", "trace", "doctor", "SmolLM2", "RSS")         # and no other kind
+    for name, value in dict(ROUNDS=2, STEPS=100, LONG=500).items():
+        monkeypatch.setattr(bench_simulator, name, value)
+    longer = ("32768", "figure", "export", "trace", "doctor", "SmolLM2", "RSS", "vLLM",
+              "prompt, naive", "65536", "16384")                                        # and no other kind
     for gate in bench.gates():
         if any(word in gate.name for word in longer):
             continue
         value, low, high = gate.measure()
         assert low <= value <= high and value >= 0, gate.name
+
+
+@pytest.mark.parametrize("mix", bench_serving.MIXES)
+def test_the_operations_of_the_pool_gate_fill_a_pool_and_leave_nothing_behind(mix):
+    pool = BlockPool(bench_serving.NUM_BLOCKS, bench_serving.BLOCK_SIZE)
+    operations = bench_serving._operations(mix)
+    assert operations == bench_serving._operations(mix) and len(operations) > bench_serving.OPERATIONS
+    for _ in range(2):
+        bench_serving._ours(pool, operations)
+    pool.check([])
+    assert (pool.evictions > 0) == (mix == "hashes and hits")
+
+
+def test_without_vllm_its_gates_are_not_run(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.delenv("KVLAB_VLLM", raising=False)
+    for _, _, measure in bench_serving.gates():
+        with pytest.raises(bench_models.NotRun, match="KVLAB_VLLM"):
+            measure()
 
 
 @pytest.mark.parametrize("absent, measure, said", [

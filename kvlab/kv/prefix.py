@@ -35,11 +35,12 @@ def chain(tokens: Sequence[int], block_size: int, extra: object = None) -> list[
     return hashes
 
 
-def chain_of_pieces(pieces: Sequence[int], piece_tokens: int, block_size: int) -> list[int]:
+def chain_of_pieces(pieces: Sequence[int], piece_tokens: int, block_size: int, most: int | None = None) -> list[int]:
     """One hash per full block that pieces of piece_tokens tokens cover, for traces that give ids instead of tokens.
 
     Pieces with different ids have nothing in common, those with equal ids everything. A block that begins in one piece
-    and ends in another depends on both. Mooncake's traces have pieces of 512 tokens.
+    and ends in another depends on both. Mooncake's traces have pieces of 512 tokens. most: hashes of no more blocks
+    than so many, for a prompt that ends before its last piece does.
     """
     positive(piece_tokens=piece_tokens, block_size=block_size)
     parent, hashes, pack = _root([piece_tokens, block_size]), [], struct.Struct("<q").pack
@@ -48,6 +49,7 @@ def chain_of_pieces(pieces: Sequence[int], piece_tokens: int, block_size: int) -
         for i, piece in enumerate(pieces, 1):
             parent = sha256(parent + pack(piece)).digest()
             last = i * piece_tokens // block_size           # blocks first … last - 1 end within this piece
+            last = last if most is None else min(last, most)
             base = int.from_bytes(parent[:8], "little") << 32
             hashes += range(base + first, base + last)
             first = last

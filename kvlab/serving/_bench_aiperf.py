@@ -75,8 +75,11 @@ def is_records(first: dict) -> bool:
 
 
 def records(path: Path, case: Case) -> list[str]:
-    """Add the samples of profile_export.jsonl to the case, and rates if it has none; remarks. Warm-up is left out."""
-    started, failed, tokens, first, last = [], 0, 0, None, None
+    """Add the samples of profile_export.jsonl to the case, and rates if it has none; remarks. Warm-up is left out.
+
+    Times between chunks are left out, and a remark says so, where there are more than MOST_SAMPLES.
+    """
+    started, failed, tokens, chunks, first, last = [], 0, 0, 0, None, None
     for number_, line, _ in lines(path):
         try:
             if isinstance(line, BadLine):
@@ -100,17 +103,25 @@ def records(path: Path, case: Case) -> list[str]:
         first, last = min(start, first or start), max(end, last or end)
         length = metrics.get("output_sequence_length")
         tokens += (number(length.get("value")) or 0) if isinstance(length, dict) else 0
-        started.append((start, {time: _values(metrics.get(tag)) for time, tag in TAGS.items()}))
+        values = {time: _values(metrics.get(tag)) for time, tag in TAGS.items()}
+        chunks += len(values["itl"])
+        if chunks > MOST_SAMPLES:
+            values["itl"] = []
+        started.append((start, values))
     started.sort(key=lambda one: one[0])
     for time in TAGS:
         values = [value for _, one in started for value in one[time]]
-        if values:
-            case.samples[time] = values[:MOST_SAMPLES]
+        if values and (time != "itl" or chunks <= MOST_SAMPLES):
+            case.samples[time] = values
     if started and not case.rates and last > first:
         case.rates = {"requests_per_s": len(started) / (last - first) * 1e9}
         if tokens:
             case.rates["tokens_per_s"] = tokens / (last - first) * 1e9
-    return [f"{failed:,} requests failed and are not counted"] if failed else []
+    remarks = [f"{failed:,} requests failed and are not counted"] if failed else []
+    if chunks > MOST_SAMPLES:
+        remarks.append(f"{chunks:,} times between chunks are more than the {MOST_SAMPLES:,} that kvlab reads; they are "
+                       "left out")
+    return remarks
 
 
 def _values(found: object) -> list[float]:

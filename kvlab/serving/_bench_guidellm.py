@@ -90,8 +90,11 @@ def is_table(first: str) -> bool:
 
 def table(content: str) -> tuple[list[Case], str]:
     """(cases, version) of benchmarks.csv: three header lines, then one line per benchmark."""
-    csv.field_size_limit(2**24)                             # of one cell: a run's whole configuration
-    found = list(csv.reader(io.StringIO(content)))
+    limit = csv.field_size_limit(2**24)                     # of one cell: a run's whole configuration
+    try:
+        found = list(csv.reader(io.StringIO(content)))
+    finally:
+        csv.field_size_limit(limit)                         # it is the whole process's
     if len(found) < 4 or len({len(row) for row in found}) > 1:
         raise ValueError("it has no three header lines with a line of values for each benchmark")
     names, cases, version = list(zip(*found[:3], strict=True)), [], ""

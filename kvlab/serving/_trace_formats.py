@@ -207,6 +207,6 @@ def _name(record: Record, name: str) -> str:
 
 
 def _pieces(got: object, name: str) -> tuple[int, ...]:
-    if not isinstance(got, list) or not all(type(piece) is int for piece in got):
-        raise ValueError(f"has {name} {got!r:.40}; it must be a list of whole numbers")
+    if not isinstance(got, list) or not all(type(piece) is int and -2**63 <= piece < 2**63 for piece in got):
+        raise ValueError(f"has {name} {got!r:.40}; it must be a list of whole numbers of at most 64 bits")
     return tuple(got)

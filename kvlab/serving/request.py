@@ -28,9 +28,13 @@ class Request:
         positive(prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens, piece_tokens=self.piece_tokens)
         if not 0 <= self.arrival_s < float("inf"):
             raise ValueError(f"request {self.id}: arrival_s={self.arrival_s!r} must be a finite number of at least 0")
-        if self.max_tokens is not None and self.max_tokens < self.output_tokens:
-            raise ValueError(f"request {self.id}: max_tokens={self.max_tokens} is below output_tokens="
-                             f"{self.output_tokens}; a request ends at its limit")
+        if not isinstance(self.priority, int):
+            raise ValueError(f"request {self.id}: priority={self.priority!r} must be a whole number")
+        if self.max_tokens is not None:
+            positive(max_tokens=self.max_tokens)
+            if self.max_tokens < self.output_tokens:
+                raise ValueError(f"request {self.id}: max_tokens={self.max_tokens} is below output_tokens="
+                                 f"{self.output_tokens}; a request ends at its limit")
 
     @property
     def most_tokens(self) -> int:

@@ -70,7 +70,7 @@ class Scheduler:
         self._serial += 1
         if self.config.prefix_caching and request.prefix:
             whole = request.prompt_tokens // self.pool.block_size       # the last piece may reach beyond the prompt
-            live.hashes = chain_of_pieces(request.prefix, request.piece_tokens, self.pool.block_size)[:whole]
+            live.hashes = chain_of_pieces(request.prefix, request.piece_tokens, self.pool.block_size, whole)
         live.key = (self.config.rank(request), request.arrival_s, live.serial)
         self._wait(live)
         return live
@@ -126,7 +126,8 @@ class Scheduler:
                     victim = running.pop(at)
                     if at < position:                           # it had computed in this step already
                         position -= 1
-                        budget += self._take_back(step, victim)
+                        budget += 1
+                        self._take_back(step, victim)
                     self._preempt(step, victim)
                     if victim is live:
                         break
@@ -175,26 +176,20 @@ class Scheduler:
         places = [place for place, live in enumerate(running) if live.left or live in step.ended]
         return max(places, key=lambda place: running[place].key) if self.config.policy == "priority" else places[-1]
 
-    def _take_back(self, step: Step, live: Live) -> int:
-        """The step does not compute the request after all; returns the tokens that others may have instead.
+    def _take_back(self, step: Step, live: Live) -> None:
+        """The step does not compute the request's next token after all.
 
-        It was to get a token: one whose chunk the budget cut short is the last of its step, and nobody comes after it.
+        It was one token: whoever has more of its prompt to compute takes all the budget, so that nobody is let in, and
+        so nobody runs, behind it.
         """
-        need, end, batch = step.chunks.pop(live, 1), live.computed, step.batch
+        batch = step.batch
         live.known -= 1
         live.left += 1
         step.generated -= 1
-        if live.known == live.goal:
-            (step.first if live.known == live.prompt else step.caught_up).remove(live)
         if live.left == 1:
             step.ended.remove(live)
-        batch.kv_tokens -= end
-        if need == 1:
-            batch.decode_seqs -= 1
-        else:
-            batch.prefill_tokens -= need
-            batch.prefill_pairs -= need * (2 * end - need + 1) // 2
-        return need
+        batch.kv_tokens -= live.computed
+        batch.decode_seqs -= 1
 
     def _preempt(self, step: Step, live: Live) -> None:
         self.preemptions += 1
@@ -282,7 +277,7 @@ class Scheduler:
     @staticmethod
     def _hash(live: Live, k: int) -> int:
         """Of its k-th block: by what it has in common with others, else its own (negative, as no other hash is)."""
-        return live.hashes[k] if k < len(live.hashes) else -1 - (live.serial << 24 | k)
+        return live.hashes[k] if k < len(live.hashes) else -1 - (live.serial << 32 | k)
 
     def _worst_blocks(self, live: Live) -> int:
         return self.pool.blocks_for(self._most(live.served.request))

@@ -1,12 +1,14 @@
 """How an engine fills its steps: the policies, rules of admission and ways of batching that kvlab's scheduler knows."""
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvlab.serving.request import Request
 from kvlab.shapes import positive
 
-POLICIES = ("fcfs", "priority", "short_first", "shortest_prefill")
+POLICIES = ("fcfs", "priority", "short_first", "shortest_prefill")      # each has its line in SchedulerConfig.rank
 ADMISSIONS = ("full_prompt", "first_chunk", "worst_case")
 BATCHINGS = ("continuous", "static")
 SHORT_BY = ("prompt", "most")
@@ -17,18 +19,20 @@ class SchedulerConfig:
     """How an engine fills its steps. Tokens and sequences are counts, times seconds.
 
     policy: order of the waiting. fcfs; priority (smallest Request.priority first); short_first (requests below
-    short_threshold tokens first); shortest_prefill. short_by: what is compared with the threshold: the prompt, or
-    `most`, the prompt and all that may be generated, which needs an honest max_tokens.
+    short_threshold tokens first); shortest_prefill; or one's own, a function of a Request that gives a number, smallest
+    first, asked once when the request arrives (one that looks at output_tokens knows what no engine knows). short_by:
+    what is compared with the threshold: the prompt, or `most`, the prompt and all that may be generated, which needs an
+    honest max_tokens.
     aging_s: None = a waiting request never gains on another. short_first: score = short_weight, or 1 if it is not
     short, and waited ÷ aging_s; highest first, so that a short one overtakes whoever came up to (short_weight − 1) ×
     aging_s seconds before it. priority: aging_s seconds of waiting count as one priority; shortest_prefill: as
-    short_threshold tokens.
+    short_threshold tokens; one's own: as 1.
     admission: full_prompt (a request is admitted when its whole prompt has blocks), first_chunk (the tokens of this
     step), worst_case (its prompt and all it may generate, set aside until it ends: no preemption ever).
     watermark: share of the pool's blocks that stay free when a request is admitted beside others that run.
     chunked_prefill: a prompt longer than the budget left is computed in pieces; without, it waits for a step with room.
     batching: continuous, or static: a batch is filled once, with worst_case blocks; who has finished stays in it as
-    padding until the last has, and only then others are admitted.
+    padding until the last has, and only then others are admitted. Prompts are not padded to the longest.
     prefix_caching: full blocks are found again by their chained hash, as long as no other tokens took the block.
     max_model_len: longest prompt and output; longer prompts are rejected, longer outputs cut there. None = no limit.
     async_scheduling: a step is put together while the one before it computes, so that whoever arrives or ends during a
@@ -36,7 +40,7 @@ class SchedulerConfig:
     """
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
-    policy: str = "fcfs"
+    policy: str | Callable[[Request], float] = "fcfs"
     admission: str = "full_prompt"
     batching: str = "continuous"
     chunked_prefill: bool = True
@@ -54,8 +58,9 @@ class SchedulerConfig:
                  short_threshold=self.short_threshold)
         for name, allowed in (("policy", POLICIES), ("admission", ADMISSIONS), ("batching", BATCHINGS),
                               ("short_by", SHORT_BY)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; allowed: {', '.join(allowed)}")
+            if getattr(self, name) not in allowed and not (name == "policy" and callable(self.policy)):
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; allowed: {', '.join(allowed)}"
+                                 f"{', or a function of a Request' if name == 'policy' else ''}")
         if self.max_model_len is not None:
             positive(max_model_len=self.max_model_len)
         if self.async_scheduling and self.batching == "static":
@@ -72,7 +77,12 @@ class SchedulerConfig:
 
         It stays the same while a request waits: all gain at the same pace, so that arrival alone tells who gained more.
         """
-        if self.policy == "fcfs":
+        if callable(self.policy):
+            rank = self.policy(request)
+            if not isinstance(rank, int | float) or math.isnan(rank):
+                raise ValueError(f"the policy gave {rank!r:.60} for request {request.id}; it must give a number, and "
+                                 "the smallest goes first")
+        elif self.policy == "fcfs":
             rank = 0.0
         elif self.policy == "priority":
             rank = request.priority

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 TIMELINE = ("t", "running", "waiting", "blocks_used", "kv_usage", "preemptions", "finished", "prompt_tokens",
             "generated_tokens", "queried_tokens", "cached_tokens")
+MOST_SAMPLES = 5_000_000        # lines of a timeline, about 1.5 GB
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class Simulation:
             "arrival_s", kind="stable", ignore_index=True)
 
     def timeline(self) -> pd.DataFrame:
-        """The engine's state over time, one line every every_s seconds."""
+        """The engine's state over time, one line every every_s seconds, up to the first at which all is over."""
         import pandas as pd
         return pd.DataFrame(self.samples, columns=list(TIMELINE))
 
@@ -135,7 +136,8 @@ def simulate(requests: Iterable[Request], config: SchedulerConfig, *, num_blocks
     rejected, memory grows with them alone. num_blocks: of one replica, as an engine's log prints it, with the null
     block in it. lockstep: all replicas begin each step together and wait for the slowest, as vLLM's data-parallel ranks
     do that share a mixture's experts. every_s: interval of the timeline, None = none; it begins with the first
-    arrival. on_step: told each step when it has ended. Refuses requests out of order of arrival, with ValueError.
+    arrival. on_step: told each step when it has ended. Refuses, with ValueError: requests out of order of arrival, a
+    step time that is no finite number of at least 0, a timeline of more than MOST_SAMPLES lines.
     """
     positive(num_blocks=num_blocks, block_size=block_size, replicas=replicas)
     if every_s is not None and not 0 < every_s < float("inf"):
@@ -174,7 +176,7 @@ def simulate(requests: Iterable[Request], config: SchedulerConfig, *, num_blocks
                 _end(one, engines, done, keep, on_step)
         _begin([one for one in due if one.scheduler.running or one.scheduler.waiting], engine.now, done, step_time)
     done.makespan_s = max(one.now for one in engines) - done.began_s if done.steps else 0.0
-    ticks.until(done.began_s + done.makespan_s, inclusive=True)
+    ticks.last(done.began_s + done.makespan_s)
     return done
 
 
@@ -188,7 +190,11 @@ def _begin(due: list[_Replica], now: float, done: Simulation, step_time: StepTim
         batch = engine.step.batch
         if batch.sequences:                     # else the only one that was to run was preempted: no step to compute
             batch.peer_tokens = tokens - batch.tokens
-            seconds = max(seconds, step_time(batch))
+            takes = step_time(batch)
+            if not 0 <= takes < float("inf"):
+                raise ValueError(f"the step time of {step_time.device} ({step_time.source}) says {takes!r} s for "
+                                 f"{batch}; it must be a finite number of at least 0")
+            seconds = max(seconds, takes)
             done.steps += 1
     for engine in due:
         engine.began, engine.now = now, now + seconds
@@ -243,14 +249,23 @@ class _Ticks:
         self.every_s, self.done, self.engines = every_s, done, engines
         self.count = 0 if every_s is None else int(done.began_s // every_s) + 1
 
-    def until(self, now: float, inclusive: bool = False) -> None:
+    def until(self, now: float) -> None:
         """Those before now, at which something is about to change."""
-        every_s = self.every_s
-        if every_s is None:
+        every_s, samples = self.every_s, self.done.samples
+        if every_s is None or self.count * every_s >= now:
             return
-        while (t := self.count * every_s) < now or inclusive and t == now:
-            self.done.samples.append(_sample(t, self.engines, self.done))
+        if len(samples) + now / every_s - self.count > MOST_SAMPLES:
+            raise ValueError(f"a line every {every_s:g} s is more than {MOST_SAMPLES:,} lines up to {now:,.6g} s; give "
+                             "a longer every_s, None for no timeline, or a trace without such a gap")
+        while (t := self.count * every_s) < now:
+            samples.append(_sample(t, self.engines, self.done))
             self.count += 1
+
+    def last(self, end: float) -> None:
+        """Those up to the first at which all is over, and what ended last is counted."""
+        self.until(end)
+        if self.every_s is not None and self.done.steps and (self.count - 1) * self.every_s < end:
+            self.done.samples.append(_sample(self.count * self.every_s, self.engines, self.done))
 
 
 def _sample(t: float, engines: list[_Replica], done: Simulation) -> tuple:

@@ -7,8 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from kvlab.shapes import positive
-
 
 @dataclass(slots=True)
 class Batch:
@@ -157,5 +155,4 @@ class Linear:
 
 def fixed(seconds: float) -> Linear:
     """Every step takes the same time: for questions about blocks and order only."""
-    positive(nanoseconds=round(seconds * 1e9))
     return Linear(seconds, 0, 0, 0, device="none", source="a constant, given")

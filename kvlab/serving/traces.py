@@ -5,6 +5,7 @@ Times are seconds, lengths tokens. A file of any size takes the same memory; onl
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -129,7 +130,7 @@ def _sentence(path: Path, number: int, error: Exception, complete: bool) -> str:
 
 
 def _in_order(path: Path, timed):
-    before, at = -1.0, 0
+    before, at = -math.inf, 0
     for number, time, given in timed:
         if time < before:
             raise ValueError(f"{path}: line {number:,} arrives {before - time:,.6g} s before line {at:,}, and requests "

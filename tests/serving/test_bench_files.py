@@ -1,4 +1,5 @@
 """Result files of load generators: what is read of each, what hostile ones come to, and how two are compared."""
+import csv
 import json
 import math
 import shutil
@@ -70,7 +71,9 @@ def test_aiperf_in_its_three_forms_says_the_same():
 
 
 def test_guidellm_in_its_two_forms_says_the_same():
+    limit = csv.field_size_limit()
     report, table = (read_bench(SAMPLES / name) for name in FILES[5:7])
+    assert csv.field_size_limit() == limit, "a limit of the whole process was changed"
     assert report.version == table.version == "0.8.1"
     assert report.cases[0].load == table.cases[0].load == "concurrent@8"
     assert report.cases[0].stats.keys() == table.cases[0].stats.keys() == {"ttft", "tpot", "e2e"}
@@ -246,6 +249,13 @@ def test_a_file_too_large_is_not_read(tmp_path, monkeypatch):
     for name in ("vllm/detailed.json", "guidellm/benchmarks.csv", "vllm/appended.json"):
         with pytest.raises(ValueError, match="larger than the 1,000 bytes"):
             read_bench(SAMPLES / name)
+
+
+def test_more_times_between_chunks_than_are_read_are_left_out_and_said(monkeypatch):
+    monkeypatch.setattr("kvlab.serving._bench_aiperf.MOST_SAMPLES", 50)
+    bench = read_bench(SAMPLES / "aiperf/profile_export.jsonl")
+    assert set(bench.cases[0].samples) == {"ttft", "tpot", "e2e"} and "itl_p50_s" not in set(bench.table()["metric"])
+    assert any("times between chunks are more than the 50" in remark for remark in bench.remarks)
 
 
 @settings(max_examples=40, deadline=None)

@@ -6,7 +6,9 @@ from kvlab.serving.request import Request, Served
 
 @pytest.mark.parametrize("bad", [dict(prompt_tokens=0), dict(output_tokens=0), dict(prompt_tokens=-3),
                                  dict(piece_tokens=0), dict(arrival_s=-1.0), dict(arrival_s=float("nan")),
-                                 dict(arrival_s=float("inf")), dict(max_tokens=4), dict(prompt_tokens=2.5)])
+                                 dict(arrival_s=float("inf")), dict(max_tokens=4), dict(prompt_tokens=2.5),
+                                 dict(max_tokens=float("nan")), dict(max_tokens=9.5), dict(priority=float("nan")),
+                                 dict(priority=0.5)])
 def test_what_cannot_be_served_is_refused(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         Request(**dict(id="x", arrival_s=0.0, prompt_tokens=10, output_tokens=5) | bad)

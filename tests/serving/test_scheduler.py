@@ -27,6 +27,8 @@ def watched(config, counts=None):
         assert len(scheduler.running) + len(padding) <= config.max_num_seqs
         assert batch.tokens - len(padding) <= config.max_num_batched_tokens
         assert batch.tokens == sum(step.chunks.values()) + batch.decode_seqs
+        assert batch.prefill_pairs == sum(sum(range(live.computed - need + 1, live.computed + 1))
+                                          for live, need in step.chunks.items())    # each token sees those up to itself
         assert all(0 < live.computed <= live.known <= live.prompt + live.served.request.output_tokens
                    and live.computed <= live.room == len(live.table) * pool.block_size for live in scheduler.running
                    if config.batching == "continuous")
@@ -217,6 +219,31 @@ def test_shortest_prefill_goes_by_the_prompt_and_then_by_arrival():
     assert "".join(entered) == "bdca"
 
 
+def test_a_policy_of_ones_own_is_a_function_of_the_request():
+    """Longest prompt first; with aging, five tokens of length count as much as five seconds of waiting."""
+    def entered(requests, **config):
+        seen = []
+        config = SchedulerConfig(max_num_seqs=1, policy=lambda request: -request.prompt_tokens, **config)
+        drive(requests, config, each=lambda scheduler, step, now: seen.extend(names(step.admitted)))
+        return "".join(seen)
+    assert entered(of_lengths((9, 1), (5, 9), (7, 1), (5, 1))) == "acbd"
+    late = of_lengths((9, 8), (5, 1), (7, 1), arrivals=[0, 0, 4])
+    assert entered(late) == "acb" and entered(late, aging_s=1.0) == "abc"
+
+
+@pytest.mark.parametrize("gives", [float("nan"), None, "soon", (1, 2)])
+def test_a_policy_that_gives_no_number_is_refused(gives):
+    scheduler = Scheduler(SchedulerConfig(policy=lambda request: gives), BlockPool(4, 4))
+    with pytest.raises(ValueError, match="for request x; it must give a number"):
+        scheduler.submit(Served(Request("x", 0, 3, 1)))
+
+
+def test_a_piece_far_longer_than_the_prompt_costs_no_memory():
+    scheduler = Scheduler(SchedulerConfig(prefix_caching=True), BlockPool(8, 4))
+    live = scheduler.submit(Served(Request("x", 0, 10, 1, prefix=(1,), piece_tokens=10**15)))
+    assert len(live.hashes) == 2
+
+
 def told(requests, config, num_blocks=5, block_size=4):
     """Every step in a line: computed tokens of each running request, blocks used, who came, went or was preempted."""
     lines = []
@@ -287,8 +314,9 @@ def test_a_static_batch_waits_for_its_last_and_pads():
     config = replace(CONFIG, batching="static")
     seen = []
     drive(of_lengths((2, 1), (2, 4), (2, 1), arrivals=[0, 0, 1]), config, each=lambda scheduler, step, now: seen.append(
-        (names(scheduler.running), step.batch.sequences, step.batch.tokens, scheduler.pool.used_blocks)))
-    assert seen == [("ab", 2, 4, 2), ("b", 2, 2, 2), ("b", 2, 2, 2), ("b", 2, 2, 3), ("c", 1, 2, 1)]
+        (names(scheduler.running), step.batch.sequences, step.batch.tokens, step.batch.kv_tokens,
+         scheduler.pool.used_blocks)))
+    assert seen == [("ab", 2, 4, 4, 2), ("b", 2, 2, 6, 2), ("b", 2, 2, 7, 2), ("b", 2, 2, 8, 3), ("c", 1, 2, 2, 1)]
 
 
 def test_the_watermark_holds_beside_others_and_not_for_the_only_one():
@@ -352,7 +380,8 @@ def test_who_comes_back_finds_its_own_blocks_and_is_not_counted_again():
 
 
 @pytest.mark.parametrize("bad, said", [
-    (dict(policy="lifo"), "fcfs, priority"), (dict(admission="none"), "full_prompt"), (dict(batching="x"), "static"),
+    (dict(policy="lifo"), "fcfs, priority.*function"), (dict(policy=None), "fcfs"),
+    (dict(admission="none"), "full_prompt"), (dict(batching="x"), "static"),
     (dict(short_by="y"), "most"), (dict(max_num_seqs=0), "max_num_seqs"), (dict(watermark=1.0), "watermark"),
     (dict(watermark=-0.1), "watermark"), (dict(watermark=float("nan")), "watermark"), (dict(aging_s=0), "aging_s"),
     (dict(aging_s=float("nan")), "aging_s"), (dict(short_weight=0.5), "short_weight"),

@@ -92,6 +92,7 @@ K = '{"id": "%s", "arrival_s": %s, "prompt_tokens": %s, "output_tokens": 5%s}\n'
     ("mooncake", M % (12000, 513, 5, "[1]"), "has 1 hash_ids for input_length 513; it takes 2"),
     ("mooncake", M % (12000, 512, 5, "[1, 2]"), "has 2 hash_ids for input_length 512; it takes 1"),
     ("mooncake", M % (12000, 512, 5, '["1"]'), "it must be a list of whole numbers"),
+    ("mooncake", M % (12000, 512, 5, "[9223372036854775808]"), "whole numbers of at most 64 bits"),
     ("mooncake", M % (12000, 512, 5, "[" + "9" * 50 + "]"), "a whole number of 50 digits"),
     ("mooncake", '{"timestamp": 12000, "input_length": 5}\n', "has no output_length"),
     ("mooncake", "[1, 2]\n", "is no JSON object"),
