@@ -95,7 +95,7 @@ class Pool:
         pool = BlockPool(min(self.num_blocks, most), self.block_size)
         found = asked = 0
         for one in requests:
-            hashes = chain_of_pieces(one.prefix, one.piece_tokens, self.block_size)[:pool.num_blocks - 1]
+            hashes = chain_of_pieces(one.prefix, one.piece_tokens, self.block_size, most=pool.num_blocks - 1)
             hit = pool.cached(hashes)
             pool.share(hit)
             fresh = pool.take(len(hashes) - len(hit))

@@ -81,10 +81,10 @@ def test_formula_over_truth(name, ratio):
     assert round(article_formula_bytes(spec, 131072) / truth, 2) == ratio
 
 
-def test_the_formula_is_far_off_for_40_of_108_configs():
+def test_the_formula_is_far_off_for_41_of_119_configs():
     ratios = [article_formula_bytes(spec, 131072) / (kv_bytes(spec, 131072, "bf16") + state_bytes(spec))
               for spec in models().values()]
-    assert sum(ratio > 1.5 for ratio in ratios) == 40
+    assert sum(ratio > 1.5 for ratio in ratios) == 41
 
 
 @pytest.mark.parametrize("num_kv_heads, copies", [(8, [1, 1, 1, 1, 2, 4]), (1, [1, 2, 4, 8, 16, 32])])
