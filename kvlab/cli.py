@@ -38,6 +38,8 @@ def main() -> None:
         code = 130
     except (ValueError, KeyError, OSError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            text = f"cannot read or write {error.filename}: {error.strerror}"
         from kvlab.show import printable
         print(f"kvlab: {printable(text)}", file=sys.stderr)
         code = 2

@@ -149,6 +149,9 @@ LANES = 6                       # threads and streams of a trace that are shown
 
 def print_trace(path, about, found, top: int) -> None:
     """A trace's summary: what it is of, operators by their own time, where none ran, bytes, kernels."""
+    from kvlab.record.simulated_trace import Simulated
+    if isinstance(found, Simulated):
+        return print_simulated_trace(path, found)
     of = "whole trace" if not found.calls else f"{found.calls} call{'s' if found.calls > 1 else ''}"
     print(f"{printable(path)}: {_text(about.get('variant')) or 'a trace'}, {of}, {display(found.seconds, 's')} under "
           "the profiler")
@@ -189,6 +192,29 @@ def print_trace(path, about, found, top: int) -> None:
                   + ", ".join(printable(row["name"]) for row in unknown[:top]))
     for name, why in found.not_counted.items():
         print(f"  not counted: {printable(name)}: {why}")
+    for problem in found.problems:
+        print(f"! {printable(problem)}", file=sys.stderr)
+
+
+def print_simulated_trace(path, found) -> None:
+    """A simulated engine's trace: of each replica its steps by kind, and what its requests did meanwhile."""
+    count = len(found.replicas)
+    print(f"{printable(path)}: {count} simulated replica{'s' * (count != 1)}; seconds are of the simulated clock, "
+          "nothing was measured")
+    for replica in found.replicas[:LANES]:
+        busy = f", {display(replica['busy_s'], 's')} of them in steps" if replica["steps"] else ""
+        print(f"replica {printable(replica['replica'])}: {display(replica['simulated_s'], 's')} simulated{busy}")
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("", "what", "count", "mean", "total"):
+            table.add_column(column, justify="right" if column in ("count", "mean", "total") else "left")
+        for of, rows in (("step", replica["steps"]), ("request", replica["spans"])):
+            for row in rows:
+                table.add_row(of, Text(printable(row["what"])), f"{row['count']:,}", display(row["mean_s"], "s"),
+                              display(row["total_s"], "s"))
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
+    if count > LANES:
+        print(f"and {count - LANES} replicas more; --json has all")
+    print("spans of requests run at the same time: their totals add up to more than the simulated time")
     for problem in found.problems:
         print(f"! {printable(problem)}", file=sys.stderr)
 

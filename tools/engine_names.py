@@ -237,7 +237,7 @@ def table(engine: str, releases: dict[str, Found]) -> list[dict[str, str]]:
             type=next((releases[v][key] for v in reversed(having) if releases[v][key]), "")[:60],
             since="" if not having or having[0] == versions[0] or scope == "build" else having[0],
             replaced_by=old.get("replaced_by", "") if until else "", note=old.get("note", "") if until else "",
-            source=old.get("source") or SOURCES[engine].format(version=until or newest)))
+            source=old.get("source") or SOURCES[engine].format(version=newest if until in ("", "never") else until)))
     return [dict(dict.fromkeys(COLUMNS, ""), engine=engine, **row) for row in rows]
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 
 from kvlab.record.export import StoreError
+from kvlab.record.simulated_trace import Simulated, is_simulated, simulated
 
 MOST_BYTES = 2**28              # of JSON text; Python takes about ten times as much memory to hold it
 MOST_EVENTS = 2_000_000
@@ -47,7 +48,8 @@ class Event(NamedTuple):
 class Trace:
     """Complete events by what they are, sorted by lane and start, and one sentence for each thing left out.
 
-    about: kvlab's own metadata (the trial, kvlab's version), empty in a trace of another program.
+    about: kvlab's own metadata (the trial, kvlab's version), empty in a trace of another program. simulated: what a
+    simulated engine's trace says, which has no operators; else None.
     """
     operators: list[Event]
     launches: list[Event]
@@ -55,6 +57,7 @@ class Trace:
     kernels: list[Event]
     about: dict[str, Any]
     problems: tuple[str, ...]
+    simulated: Simulated | None = None
 
 
 def read_trace(path: Path | str) -> Trace:
@@ -165,6 +168,9 @@ def trace_of(data: dict[str, Any], problems: list[str] | None = None) -> Trace:
     all_of = data["traceEvents"]
     if len(all_of) > MOST_EVENTS:
         problems.append(f"only the first {MOST_EVENTS:,} of {len(all_of):,} events are read")
+    if is_simulated(data):
+        found = simulated(all_of[:MOST_EVENTS], problems)
+        return Trace([], [], [], [], {}, found.problems, found)
     kinds: dict[str, list[Event]] = {}
     lanes: dict[tuple, Lane] = {}
     unusable = halves = 0

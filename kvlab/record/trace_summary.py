@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from kvlab.record._operators import MAY_WIDEN, VIEWS, WORKERS, Moved, moved, operator_class
+from kvlab.record.simulated_trace import Simulated
 from kvlab.record.trace import CALL, Event, Lane, Trace, no_collector
 from kvlab.units import display
 
@@ -54,8 +55,10 @@ class Summary:
 
 
 @no_collector()
-def summary(trace: Trace) -> Summary:
-    """Operators, gaps, modelled bytes and kernels of the calls in a trace."""
+def summary(trace: Trace) -> Summary | Simulated:
+    """Operators, gaps, modelled bytes and kernels of the calls in a trace; of a simulated engine's, steps and spans."""
+    if trace.simulated is not None:
+        return trace.simulated
     calls = [event for event in trace.ranges if event.name.startswith(CALL)]
     windows = {process: _union((c.start, c.end, c.name, c.name) for c in of)
                for process, of in _by(calls, lambda event: event.lane[0]).items()}

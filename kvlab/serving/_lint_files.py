@@ -69,6 +69,19 @@ def text_of(path: Path) -> str:
         raise ValueError(f"{path} is not UTF-8 (byte {error.start:,}); convert it, for example with iconv") from None
 
 
+def broken_json(path: Path, text: str) -> str:
+    """One sentence if a file that is called .json is none; its names are still found as in any text."""
+    if path.suffix.lower() != ".json":
+        return ""
+    try:
+        json.loads(text)
+    except RecursionError:
+        return f"{path} is nested too deeply for JSON; it was read as text"
+    except ValueError as error:
+        return f"{path} is broken JSON ({error}); it was read as text, and names may be missed"
+    return ""
+
+
 def mentions(path: Path, text: str) -> list[Mention]:
     """Every name in a file, by its kind; sorted by line."""
     suffix = path.suffix.lower()

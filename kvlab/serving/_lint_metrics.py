@@ -21,6 +21,9 @@ ENGINES = {"llamacpp": "llama.cpp", "trtllm": "tensorrt_llm", "vllm": "vllm", "s
 PROMQL = re.compile(r"\b(?:rate|irate|increase|histogram_quantile|sum|avg|max|min|delta|deriv|label_values|absent|"
                     r"(?:avg|max|min|sum)_over_time)\s*(?:by\s*\([^)]*\)\s*)?\(|\[\d+[smhd]\]|\[\$__|[\"']?\bexpr[\"']?\s*:")
 SPEAKS = re.compile(r"metric|prometheus|grafana|alert|指标|监控|告警|驱逐", re.I)
+EXPR = re.compile(r"[\"']?\bexpr[\"']?\s*:")
+NEXT_KEY = re.compile(r"\s*$|\s*(?:- +)?[\"']?[A-Za-z_][\w.-]*[\"']?\s*:(?:\s|$)")
+MAX_EXPRESSION = 50                                          # lines, each way
 MAX_PROSE = 2000                                             # characters of a line that can be a sentence
 RECORD = re.compile(r"^[ \t]*-?[ \t]*record:\s*[\"']?([A-Za-z_:][\w:]*)", re.M)
 
@@ -45,6 +48,22 @@ def metrics(text: str, line: int, promql_file: bool = False) -> list[Mention]:
                       promql=selecting[index], own=m.group() in own)
               for index, m in loose if m.group() in judged]
     return sorted(found, key=lambda mention: mention.line)
+
+
+def stands_in(rows: list[str], mention: Mention, table: names.Table) -> bool:
+    """Whether a former name stands behind an `or` beside its successor, for servers of either release."""
+    row = names.metric(table.engine, mention.name)
+    if row is None or not row.replaced_by or not mention.promql:
+        return False
+    first = last = mention.line - 1                          # the expression: from its `expr` to the next key
+    while first > 0 and mention.line - first < MAX_EXPRESSION and not EXPR.search(rows[first]):
+        first -= 1
+    first = first if EXPR.search(rows[first]) else mention.line - 1
+    while last + 1 < len(rows) and last - mention.line < MAX_EXPRESSION and not NEXT_KEY.match(rows[last + 1]):
+        last += 1
+    expression = "\n".join(rows[first:last + 1])
+    successor = rf"(?<![\w:]){re.escape(row.replaced_by)}(?:_total|_bucket|_sum|_count)?(?!\w)"
+    return bool(re.search(r"\bor\b", expression) and re.search(successor, expression))
 
 
 def _is_metric(row: str, match: re.Match, selecting: bool) -> bool:

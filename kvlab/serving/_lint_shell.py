@@ -22,11 +22,15 @@ COMMANDS = [                                                 # (pattern, engine,
     (r"-m\s+sglang\.launch_server\b", "sglang", ANY),
     (START + r"sglang\s+serve\b", "sglang", ANY),
     (START + r"text-generation-launcher\b", "tgi", SERVE),
+    (START + r"trtllm-serve\b", "tensorrt_llm", SERVE),
     (r"(?<![\w-])llama-server(?:\.exe)?(?![\w-])", "llama.cpp", SERVE)]
-IMAGES = [(r"(?<![\w.-])(?:[\w.-]+/)*vllm/vllm-(?:openai|cpu|tpu)[\w-]*(?:[:@][\w.:-]+)?", "vllm", SERVE),
+IMAGES = [(r"(?:(?<![\w.-])|(?<=:-))(?:[\w.-]+/)*vllm/vllm-(?:openai|cpu|tpu)[\w-]*(?:[:@][\w.:-]+)?", "vllm", SERVE),
           (r"(?<![\w.-])(?:ghcr\.io/)?huggingface/text-generation-inference(?:[:@][\w.:-]+)?", "tgi", SERVE),
           (r"(?<![\w.-])ghcr\.io/[\w-]+/llama\.cpp:server[\w.-]*", "llama.cpp", SERVE)]
 COMMAND = re.compile("|".join(f"(?P<c{i}>{pattern})" for i, (pattern, _, _) in enumerate(COMMANDS + IMAGES)))
+TAGGED = re.compile(r"(?:vllm/(?P<vllm>vllm-(?:openai|cpu|tpu)[\w-]*)|lmsysorg/(?P<sglang>sglang)|"
+                    r"huggingface/(?P<tgi>text-generation-inference))\b[\"']?"
+                    r"(?:(?::|\s+tag:\s*[\"']?)v?(?P<version>\d+\.\d+[\w.]*)?|(?=[\s@\"']|$))")
 RUN = re.compile(r"\b(?:docker|podman|nerdctl|apptainer|singularity)\s+(?:container\s+)?run\b(?!.*\s--entrypoint[\s=])")
 END = re.compile(r"\|\||&&|[|;`]|\s&(?=\s|$)|\s>{1,2}\s|\s2>|(?<=\s)#|(?<![\w=,{:\[-])\)|</|\s--\s|。|，")
 FLAG = re.compile(r"(?<![^\s\"'(\[,])(--[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9])(?=$|[=\s\"',.:)\]\\])")
@@ -57,6 +61,16 @@ def engine_of(match: re.Match) -> tuple[str, tuple[str, ...]]:
     return engine, scopes
 
 
+def releases(text: str) -> dict[str, list[str]]:
+    """Of each engine the releases that the tags of its images in a text name; "" for `latest`, a digest or no tag."""
+    found: dict[str, list[str]] = {}
+    for match in TAGGED.finditer(text):
+        engine = next(name for name in ("vllm", "sglang", "tgi") if match[name])
+        version = re.match(r"\d+(\.\d+)*(\.?(post|rc)\d+)?", match["version"] or "")
+        found.setdefault(engine, []).append(version[0] if version else "")
+    return found
+
+
 def _image(match: re.Match) -> bool:
     return int(match.lastgroup[1:]) >= len(COMMANDS)
 
@@ -66,10 +80,18 @@ def flags_of(text: str, engine: str, scopes: tuple[str, ...], line_of) -> list[M
     return [Mention("flag", match.group(1), line_of(match.start(1)), engine, scopes) for match in FLAG.finditer(text)]
 
 
-def commands(text: str, line: int) -> list[Mention]:
-    """Flags of every engine command in a text."""
+def flags_before_end(text: str, whose: tuple[str, tuple[str, ...]], numbers: list[int]) -> list[Mention]:
+    """The long flags of a command's rest up to where another command begins. numbers: each character's line."""
+    for limit in (END, NEXT_COMMAND):
+        if cut := limit.search(text):
+            text = text[:cut.start()]
+    return flags_of(text, *whose, line_of=numbers.__getitem__)
+
+
+def commands(text: str, line: int | list[int]) -> list[Mention]:
+    """Flags of every engine command in a text. line: of its first row, or of each character of a text in one row."""
     found = []
-    for _, joined, numbers in logical_lines(text, line):
+    for _, joined, numbers in [(0, text, line)] if isinstance(line, list) else logical_lines(text, line):
         matches = list(COMMAND.finditer(joined))
         for index, match in enumerate(matches):
             start, stop = match.end(), matches[index + 1].start() if index + 1 < len(matches) else len(joined)
@@ -78,10 +100,7 @@ def commands(text: str, line: int) -> list[Mention]:
                 continue                                     # pulled, built or given a command of its own
             if (quote := joined[match.start() - 1:match.start()]) in ("'", '"') and quote in rest:
                 rest = rest[:rest.index(quote)]
-            for limit in (END, NEXT_COMMAND):
-                if cut := limit.search(rest):
-                    rest = rest[:cut.start()]
-            found += flags_of(rest, *engine_of(match), line_of=lambda at, first=start, lines=numbers: lines[first + at])
+            found += flags_before_end(rest, engine_of(match), numbers[start:])
     return found
 
 

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvlab.record.simulated_trace import SOURCE, SPANS
 from kvlab.serving.live import Live
 from kvlab.serving.simulator import StepRecord
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SPANS = ("queued", "prefill", "decode", "preempted", "recompute")
+__all__ = ["SPANS", "Gantt"]
 _MICRO = 1e6                    # Chrome traces count microseconds
 
 
@@ -77,7 +78,7 @@ class Gantt:
         import json
         path = Path(path)
         opened = gzip.open if path.suffix == ".gz" else open
-        about = dict(source="kvlab.serving.gantt", clock="simulated")
+        about = dict(source=SOURCE, clock="simulated")
         with opened(path, "wt", encoding="utf-8") as file:
             json.dump(dict(traceEvents=list(self.events()), displayTimeUnit="ms", otherData=about), file)
         return path

@@ -1,7 +1,8 @@
 """Which names of a file no engine has: environment variables, flags, keyword arguments and metrics against tables.
 
 `lint(path)` reads a file (Python, notebook, Markdown or plain text, shell, Dockerfile, YAML, JSON) or a folder and
-judges each name against data/engine_names. Verdicts: `ok`; `unknown` with the nearest name; `renamed` or `removed`
+judges each name against data/engine_names, in the release that the file's container images are tagged with, else in
+the newest. Verdicts: `ok`; `unknown` with the nearest name; `renamed` or `removed`
 with the release; `wrong form` (a metric written without its colon, or without what scraping adds); `deprecated`
 (still read); `not judged` where nothing tells whose name it is or the file itself gives it a meaning. A file is never
 run, imported or fetched from.
@@ -16,8 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvlab.serving import names
-from kvlab.serving._lint_files import files, mentions, text_of
+from kvlab.serving._lint_files import broken_json, files, mentions, text_of
+from kvlab.serving._lint_hints import meant
 from kvlab.serving._lint_mention import Mention
+from kvlab.serving._lint_metrics import stands_in
+from kvlab.serving._lint_shell import releases
 from kvlab.serving.names import Name, Table
 
 FAILING = ("unknown", "renamed", "removed", "wrong form")
@@ -60,14 +64,14 @@ def lint(paths: Iterable[Path | str], engine: str | None = None, version: str | 
     """Judge every name in the files and folders.
 
     engine: whose names they are where the file does not tell. version: the release of that engine to judge against,
-    the table's newest by default. KeyError for an engine without a table, ValueError for a version outside it; a file
-    that cannot be read is a sentence in `skipped`.
+    by default those of the file's images, else the table's newest. KeyError for an engine without a table, ValueError
+    for a version outside it; a file that cannot be read, or not as what it is called, is a sentence in `skipped`.
     """
     if version and not engine:
         raise ValueError("--version needs --engine: say whose version it is")
-    against = {name: table.newest for name, table in names.tables().items()}
+    fixed = {engine: (names.table(engine).checked(version),)} if engine and version else {}
     if engine:
-        against[engine] = names.table(engine).checked(version)
+        names.table(engine)
     report = Report()
     for place in paths:
         try:
@@ -79,20 +83,23 @@ def lint(paths: Iterable[Path | str], engine: str | None = None, version: str | 
                     report.skipped.append(str(error))
                     continue
                 report.files += 1
-                _judge_file(report, str(path), text, found, engine, against)
+                if (found or path == Path(place)) and (broken := broken_json(path, text)):
+                    report.skipped.append(broken)
+                _judge_file(report, str(path), text, found, engine, _tagged(text) | fixed)
         except ValueError as error:
             report.skipped.append(str(error))
     return report
 
 
 def _judge_file(report: Report, file: str, text: str, found: list[Mention], engine: str | None,
-                against: dict[str, str]) -> None:
+                against: dict[str, tuple[str, ...]]) -> None:
     rows = text.split("\n")
     guess = engine or _file_engine(text)
     for mention in found:
         whose = mention.engine or guess
-        version = against.get(whose, "")
-        verdict, says, todo, source = _judge(mention, whose, version)
+        newest = names.tables()[whose].newest if whose in names.tables() else ""
+        judged = [(_judge(mention, whose, version, rows), version) for version in against.get(whose, (newest,))]
+        (verdict, says, todo, source), version = min(judged, key=lambda one: one[0][0] in FAILING)
         report.counts[verdict] += 1
         if verdict != "ok":
             row = rows[mention.line - 1].strip() if mention.line <= len(rows) else ""
@@ -100,18 +107,39 @@ def _judge_file(report: Report, file: str, text: str, found: list[Mention], engi
                                            says, todo, source, row[:MAX_TEXT]))
 
 
+def _tagged(text: str) -> dict[str, tuple[str, ...]]:
+    """Of each engine the releases to judge a file against: a name is right if one of its images has it.
+
+    An image older or newer than the table is judged by the nearest release that was read; an older one also by itself,
+    since it may have what was gone by then.
+    """
+    found = {}
+    for engine, tags in releases(text).items():
+        table = names.table(engine)
+        first, last = names.key(table.releases[0]), names.key(table.newest)
+        for tag in tags:
+            asked = names.key(tag)
+            inside = table.newest if not tag or asked > last else table.releases[0] if asked < first else tag
+            found.setdefault(engine, {}).update(dict.fromkeys([inside, tag] if tag and asked < first else [inside]))
+    return {engine: tuple(versions) for engine, versions in found.items()}
+
+
 def _file_engine(text: str) -> str:
     """vLLM, if the file speaks of it and of no other engine whose classes have the same names."""
     return "vllm" if re.search(r"\bvllm\b", text, re.I) and not re.search(r"tensorrt[-_ ]?llm", text, re.I) else ""
 
 
-def _judge(mention: Mention, engine: str, version: str) -> tuple[str, str, str, str]:
+def _judge(mention: Mention, engine: str, version: str, rows: list[str]) -> tuple[str, str, str, str]:
     """(verdict, what is wrong, what to do next, where the table has it from)."""
     if engine not in names.tables():
         return "not judged", "nothing in the file tells which engine this belongs to", "name it with --engine", ""
     table = names.table(engine)
+    if not table.has(mention.kind):
+        return "not judged", f"kvlab has no table of the {WORDS[mention.kind]}s of {engine}", "", ""
     judge = {"metric": _metric, "flag": _flag}.get(mention.kind, _exact)
     verdict, says, todo, source = judge(mention, table, version)
+    if verdict == "renamed" and stands_in(rows, mention, table):
+        return "ok", "", "", source
     heard = mention.kind == "env" and table.find("env", mention.name)   # what the engine had is not the file's own
     if mention.own and verdict in FAILING and not heard:
         return "not judged", f"the file itself gives {mention.name} its meaning", "", ""
@@ -158,9 +186,11 @@ def _row(mention: Mention, table: Table, version: str, found: list[Name]) -> tup
         return "ok", "", "", row.source
     if found:
         return _gone(what, found[-1], table, version)
-    near = table.near(mention.kind, mention.name, version, mention.scopes)
+    near = (meant(table, mention.kind, mention.name, version, mention.scopes)
+            or table.near(mention.kind, mention.name, version, mention.scopes))
     return ("unknown", f"{table.engine} {version} has no {what}{_covered(table)}",
-            f"did you mean {near}?" if near else "take it out; nothing similar exists", table.source)
+            f"did you mean {'the flag ' * (mention.kind == 'env' and near.startswith('-'))}{near}?" if near else
+            "take it out; nothing similar exists", table.source)
 
 
 def _gone(what: str, row: Name, table: Table, version: str) -> tuple[str, str, str, str]:
@@ -187,6 +217,9 @@ def _metric(mention: Mention, table: Table, version: str) -> tuple[str, str, str
         if former is None or former.exists(version):
             return ("unknown", f"{table.engine} {version} has no {what}",
                     f"did you mean {near}?" if near else _no_metric(name, table), table.source)
+        if former.until == names.NEVER:
+            return ("unknown", f"{table.engine} {version} has no {what}, nor had any release", _instead(former),
+                    former.source)
         verdict = "removed" if near.startswith(name) else "unknown"
         return (verdict, f"{table.engine} {version} has no {what}; the nearest, {near}, was last in {former.until}",
                 _instead(former), former.source)

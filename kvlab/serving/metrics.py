@@ -23,6 +23,7 @@ PREFIXES = {"vllm": "vllm:", "sglang": "sglang:", "tgi": "tgi_", "triton": ("nv_
             "trtllm": "trtllm_", "llamacpp": "llamacpp:", "kvlab_sim": "kvlab_sim:"}       # by which an engine is known
 # Ranks of one tensor- or pipeline-parallel engine repeat the same number: copies, not shares. SGLang labels them so.
 COPIES = ("tp_rank", "pp_rank", "moe_ep_rank")
+NOT_EXPORTED = "this server does not export "                  # of what its engine has
 MOST = 1e18                                                    # no engine counts so far, and sums stay finite
 _TERM = re.compile(r'([a-zA-Z_:][\w:]*)(?:\{(\w+)="([^"]*)"\})?(?:\[(\w+)\])?')
 
@@ -132,7 +133,7 @@ def mappings(engine: str) -> dict[str, tuple[tuple[Mapped, ...], str]]:
             known, why = found.get(row["measure"], ((), ""))
             if row["metric"]:
                 known += (_mapped(row),)
-                why = why or "this server does not export " + " or ".join(one.text for one in known) + " (yet)"
+                why = why or NOT_EXPORTED + " or ".join(one.text for one in known) + " (yet)"
             else:
                 why = row["note"]
             found[row["measure"]] = (known, why)

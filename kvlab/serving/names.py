@@ -82,6 +82,10 @@ class Table:
                              "leave --version out, or extract that release with tools/engine_names.py")
         return version
 
+    def has(self, kind: str) -> bool:
+        """Whether the engine's names of a kind are in the table at all."""
+        return any(row.kind == kind for row in self.names)
+
     def find(self, kind: str, name: str, scopes: Iterable[str] = ()) -> list[Name]:
         """Rows of exactly that name; of those scopes only where scopes are given."""
         wanted = set(scopes)

@@ -1,15 +1,17 @@
 """The same alerts as a Prometheus rule file: PromQL over an engine's own metric names.
 
 One group per engine, one rule per threshold that is set; each looks at every scraped target on its own (labels job
-and instance). Where an engine has no metric for an alert, asking for it is refused with the reason. A name of an older
-version stands behind `or`. Check with `promtool check rules FILE`.
+and instance). Where an engine has no metric for an alert, or only former versions had one, asking for it is refused
+with the reason. A name of an older version stands behind `or` its successor. No rule has a `for`: each expression looks
+back over the whole window already, so that a `for` would only delay it, and the rules say at every moment what
+`kvlab watch` says. Check with `promtool check rules FILE`.
 """
 from __future__ import annotations
 
 import json
 
 from kvlab.serving.alerts import Thresholds
-from kvlab.serving.metrics import COPIES, Mapped, Term, mappings
+from kvlab.serving.metrics import COPIES, NOT_EXPORTED, Mapped, Term, mappings
 
 _BY = "by (job, instance)"
 _SAYS = {"preemption_ratio": "requests preempted per request finished",
@@ -60,7 +62,7 @@ def _duration(seconds: float) -> str:
 
 def _known(engine: str, measure: str) -> tuple[Mapped, ...]:
     known, why = mappings(engine)[measure]
-    if not known:
+    if not known or not why.startswith(NOT_EXPORTED):        # none, or none any more
         raise LookupError(why)
     return known
 

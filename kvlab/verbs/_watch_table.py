@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import asdict
 
 from kvlab.serving.alerts import Alert
@@ -11,8 +12,10 @@ from kvlab.show import printable
 
 _LINE = (("running", "running", "", 1), ("waiting", "waiting", "", 1), ("kv_usage", "KV", " %", 100),
          ("generated_tokens_per_s", "gen", " tok/s", 1), ("prompt_tokens_per_s", "prompt", " tok/s", 1),
-         ("hit_rate", "hits", " %", 100), ("preemption_ratio", "preempted", " %", 100))
+         ("hit_rate", "hits", " %", 100), ("preemption_ratio", "preempted", " % of finished", 100))
 _PAIRS = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("itl_s", "ITL"), ("e2e_s", "latency"), ("queue_s", "queue"))
+LEGEND = "times are p50/p99 over the window; preempted: requests preempted per request finished in it; - is missing"
+WIDTH, INDENT = 120, " " * 10                             # characters of a line; what its continuation begins with
 
 
 def number(value: float | None, scale: float = 1) -> str:
@@ -24,7 +27,7 @@ def number(value: float | None, scale: float = 1) -> str:
 
 
 def line(look: Look) -> str:
-    """One scrape in one line; - is missing, p50/p99 in seconds over the window."""
+    """One scrape in a line of up to WIDTH characters, and further ones where it needs them or an alert fires."""
     if look.problem:
         return f"{look.elapsed_s:6.1f} s  {printable(look.problem)}"
     values = {reading.metric: reading.value for reading in look.readings}
@@ -33,7 +36,16 @@ def line(look: Look) -> str:
     parts += [f"{name} {number(values[f'{metric}_p50'])}/{number(values[f'{metric}_p99'])} s" for metric, name in _PAIRS
               if values[f"{metric}_p50"] is not None]
     parts += [f"RESTARTED ({', '.join(look.restarts)})"] if look.restarts else []
-    return "  ".join([f"{look.elapsed_s:6.1f} s", *parts, *(said(alert) for alert in look.alerts if alert.firing)])
+    rows = [f"{look.elapsed_s:6.1f} s"]
+    for part in parts:
+        if len(rows[-1]) + 2 + len(part) <= WIDTH:
+            rows[-1] += f"  {part}"
+        else:
+            rows.append(INDENT + part)
+    for alert in look.alerts:
+        if alert.firing:
+            rows += textwrap.wrap(said(alert), WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+    return "\n".join(rows)
 
 
 def said(alert: Alert) -> str:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+MOST = 8                             # names that one line lists
+
 
 def command(files: Annotated[list[str], typer.Argument(help="Files or folders: Python, notebooks, Markdown or plain "
                                                             "text, shell, Dockerfiles, YAML, JSON.")],
@@ -30,6 +32,11 @@ def command(files: Annotated[list[str], typer.Argument(help="Files or folders: P
                 print(printable(f"{found.file}:{found.line}: {found.verdict}: {found.says}"))
                 print(printable(f"    {found.text}"))
                 print(printable(f"    {found.todo} [{found.source}]"))
+        untold = {found.says: None for found in report.findings if found.verdict == "not judged" and " itself " not in
+                  found.says}
+        for says in untold:
+            which = {found.name: None for found in report.findings if found.says == says}
+            print(printable(f"not judged: {', '.join([*which][:MOST])}{', …' * (len(which) > MOST)}: {says}"))
         counts = ", ".join(f"{report.counts[verdict]} {verdict}" for verdict in VERDICTS if report.counts[verdict])
         print(f"{report.files} file{'s' * (report.files != 1)}: {counts or 'no name of an engine'}")
     for sentence in report.skipped:

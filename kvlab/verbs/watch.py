@@ -38,6 +38,9 @@ def command(url: Annotated[str, typer.Argument(help="http://host:port of the ser
     """Watch a serving engine's metrics, whichever engine it is; code 1 if an alert fired or a scrape failed."""
     from kvlab.serving.alerts import Thresholds
     from kvlab.serving.scrape import Scrape
+    for option, path in (("--rules", rules), ("--out", out)):
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise ValueError(f"{option} {path} must be a file in a folder that exists")
     thresholds = Thresholds(preemption_ratio, queue_p99 and _seconds("--queue-p99", queue_p99), kv_usage, hit_rate,
                             _seconds("--window", window))
     if not url and not (rules and engine):
@@ -47,8 +50,8 @@ def command(url: Annotated[str, typer.Argument(help="http://host:port of the ser
     server = Scrape.of(url, _seconds("--timeout", timeout), token_env=token_env) if url else None
     if rules:
         return _write_rules(rules, engine or server.snapshot().engine, thresholds)
-    if out is not None and (out.suffix != ".parquet" or not out.absolute().parent.is_dir()):
-        raise ValueError(f"--out {out} must be a .parquet file in a folder that exists")
+    if out is not None and out.suffix != ".parquet":
+        raise ValueError(f"--out {out} must be a .parquet file")
     looks, for_s = [], None if for_ is None else _seconds("--for", for_)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)      # `timeout` and containers end it as Ctrl-C
     try:
@@ -108,7 +111,7 @@ def _show(server, thresholds, every_s, for_s, once, as_json, keep) -> bool:
                 print(shown.json_line(look), flush=True)
             else:
                 if first:
-                    print("\n".join([f"{look.engine} at {server.shown}", *shown.absent(look)]))
+                    print("\n".join([f"{look.engine} at {server.shown}", shown.LEGEND, *shown.absent(look)]))
                 print(shown.line(look), flush=True)
             first = False
     if look is None:

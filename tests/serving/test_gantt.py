@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_requests import BLOCK_SIZE, NUM_BLOCKS, configs, of_lengths, traces
+from typer.testing import CliRunner
 
+from kvlab.cli import app
+from kvlab.record.trace import read_trace
+from kvlab.record.trace_summary import summary
 from kvlab.serving.gantt import SPANS, Gantt
 from kvlab.serving.scheduler import SchedulerConfig
 from kvlab.serving.simulator import simulate
@@ -75,10 +79,42 @@ def test_a_chrome_trace_has_every_step_and_span(tmp_path, name):
 
 
 def test_kvlabs_own_trace_reader_takes_it(tmp_path):
-    from kvlab.record.trace import read_trace
     gantt, done = drawn(of_lengths((6, 5), (6, 5)), num_blocks=5)
     trace = read_trace(gantt.write(tmp_path / "steps.json"))
-    assert trace is not None
+    assert trace.simulated == summary(trace) and trace.problems == () and trace.simulated.bytes is None
+    (replica,) = trace.simulated.replicas
+    assert replica["simulated_s"] == pytest.approx(done.makespan_s) and replica["busy_s"] == replica["simulated_s"]
+    assert sum(row["count"] for row in replica["steps"]) == done.steps
+    told = {row["what"]: (row["count"], row["total_s"], row["mean_s"]) for row in replica["spans"]}
+    assert told == {"prefill": (2, 2, 1), "decode": (3, 7, pytest.approx(7 / 3)), "preempted": (1, 2, 2),
+                    "recompute": (1, 1, 1)}
+
+
+def test_a_simulated_trace_is_shown_as_simulated_with_its_replicas_apart(tmp_path):
+    done = drawn(of_lengths(*[(6, 5)] * 6), num_blocks=5, replicas=2)
+    path = done[0].write(tmp_path / "two.json.gz")
+    shown = CliRunner().invoke(app, ["trace", str(path)], standalone_mode=False).stdout
+    assert "2 simulated replicas" in shown and shown.count(" s simulated, ") == 2
+    assert all(word in shown for word in ("queued", "prefill", "decode", "preempted", "recompute", "mean"))
+    assert not any(word in shown for word in ("under the profiler", "record_shapes", "gap", "operator"))
+    told = json.loads(CliRunner().invoke(app, ["trace", str(path), "--json"], standalone_mode=False).stdout)
+    assert told["kind"] == "simulated" and [one["replica"] for one in told["replicas"]] == ["0", "1"]
+    assert max(one["simulated_s"] for one in told["replicas"]) == pytest.approx(done[1].makespan_s)
+
+
+def test_a_damaged_simulated_trace_is_read_as_far_as_it_goes(tmp_path):
+    whole = [dict(ph="X", name="decode", pid=0, ts=0, dur=5e6), dict(ph="b", name="queued", id="a", pid=0, ts=0),
+             dict(ph="e", name="queued", id="a", pid=0, ts=2e6), dict(ph="C", name="blocks", pid=0, ts=0, args={})]
+    bad = [3, {}, dict(ph="X", name="x", ts=1, dur="long"), dict(ph="X", name=[], ts=1, dur=1), dict(ph="M", name="m"),
+           dict(ph="e", name="queued", id="z", pid=0, ts=3), dict(ph="b", name="decode", id="a", pid={}, ts=1),
+           dict(ph="b", name="decode", id="a", pid=0, ts=True)]
+    data = dict(traceEvents=[*bad, *whole], otherData=dict(source="kvlab.serving.gantt"))
+    (tmp_path / "d.json").write_text(json.dumps(data))
+    found = read_trace(tmp_path / "d.json").simulated
+    assert found.replicas == [dict(replica="0", simulated_s=5.0, busy_s=5.0,
+                                   steps=[dict(what="decode", count=1, mean_s=5.0, total_s=5.0)],
+                                   spans=[dict(what="queued", count=1, mean_s=2.0, total_s=2.0)])]
+    assert len(found.problems) == 1 and found.problems[0].startswith(f"{len(bad)} events without")
 
 
 def test_an_empty_simulation_is_an_empty_chart(tmp_path):

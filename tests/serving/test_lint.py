@@ -132,7 +132,7 @@ def test_keyword_arguments_belong_to_whom_the_file_imports(judged, call, found):
     ("docker run --gpus all --entrypoint bash vllm/vllm-openai:latest --login", {}),
     ("docker build --tag vllm/vllm-openai:mine --build-arg x=1 .", {}),
     ("docker run ghcr.io/huggingface/text-generation-inference:3.0 --model-id m --paged", {"--paged": "unknown"}),
-    ("grep --paged x && trtllm-serve m --paged && tritonserver --paged", {}),
+    ("grep --paged x && trtllm-serve m --paged && tritonserver --pages", {"--paged": "not judged"}),
     ("We like --paged and vllm, and a dash -- here.", {})])
 def test_flags_belong_to_the_command_they_stand_behind(judged, text, found):
     assert judged(text, "run.sh")[0] == found
@@ -223,6 +223,133 @@ def test_a_list_of_arguments_belongs_to_its_own_container(judged):
     _, report = judged(PODS, "pods.yaml")
     assert [(f.line, f.engine, f.name) for f in report.failing] == [
         (7, "sglang", "--kv-pages"), (16, "vllm", "--blocks"), (25, "vllm", "--pages"), (29, "tgi", "--tgi-pages")]
+
+
+@pytest.mark.parametrize("command, line", [
+    ("command: --model m --pages 3", 4), ("command: m --pages 3", 4), ("command: vllm serve m --pages 3", 4),
+    ("command: '--model m\n      --pages 3'", 5), ("command:\n      --model m\n      --pages 3", 6),
+    ("command: >\n      --model m\n\n      --pages 3", 7), ("command: |-\n      --model m\n      --pages 3", 6),
+    ("command: >-\n      vllm serve m\n      --max-model-len 8\n      --pages 3", 7),
+    ("command: |\n      vllm serve m \\\n      --pages 3", 6),
+    ("command: sh -c 'pip install --upgrade x && vllm serve m\n      --pages && ls --color'", 5),
+    ("entrypoint: [bash, -c]\n    command:\n      - >\n        ls --color && vllm serve m\n        --pages; ls --a",
+     8),
+    ("entrypoint: [bash, -c]\n    command:\n      - |\n        vllm serve m --pages\n        ls --color", 7)])
+def test_arguments_that_are_a_string(judged, command, line):
+    text = f"services:\n  engine:\n    image: vllm/vllm-openai:latest\n    {command}\n    labels:\n      A: --color\n"
+    _, report = judged(text, "compose.yaml")
+    assert [(f.name, f.verdict, f.line, f.engine) for f in report.findings] == [("--pages", "unknown", line, "vllm")]
+    bare = text.replace("vllm/vllm-openai:latest", "prom/prometheus")
+    assert [f.name for f in judged(bare, "compose.yaml")[1].findings] == ["--pages"] * ("vllm serve" in command)
+
+
+@pytest.mark.parametrize("command", ["entrypoint: python3 check.py --pages", "command: bash start.sh --pages",
+                                     "entrypoint: /start.sh\n    command: --pages", "working_dir: --pages",
+                                     "entrypoint: [python3, check.py, --pages]",
+                                     "entrypoint: >-\n      ./check.py\n      --pages", "command: m; curl --pages"])
+def test_strings_that_are_for_another_program(judged, command):
+    assert judged(f"a:\n  b:\n    image: vllm/vllm-openai\n    {command}\n", "compose.yaml")[0] == {}
+
+
+def test_an_image_that_a_variable_may_replace(judged):
+    text = "a:\n  image: ${IMAGE:-vllm/vllm-openai:v0.32.0}\n  command: --pages 3\n"
+    assert judged(text, "compose.yaml")[0] == {"--pages": "unknown"}
+
+
+TAGGED = "a:\n  image: vllm/vllm-openai:{}\n  environment:\n    - VLLM_USE_V1=1\n  command: --pages --swap-space 4\n"
+
+
+@pytest.mark.parametrize("tag, used, version", [
+    ("v0.10.0", None, "0.10.0"), ("v0.10.0-x86_64", None, "0.10.0"), ("latest", "removed", "0.32.0"),
+    ("v0.6.3", None, "0.8.5"), ("v0.99.1", "removed", "0.32.0"),
+    ("v0.32.0\n  # vllm/vllm-openai:v0.10.0", None, "0.32.0")])
+def test_the_release_of_an_image_is_the_one_judged_against(judged, tag, used, version):
+    found, report = judged(TAGGED.format(tag), "compose.yaml")
+    assert found["--pages"] == "unknown" and found.get("VLLM_USE_V1") == used
+    assert next(f.version for f in report.findings if f.name == "--pages") == version
+    assert judged(TAGGED.format(tag), "compose.yaml", engine="vllm", version="0.32.0")[0]["VLLM_USE_V1"] == "removed"
+    assert judged(TAGGED.format(tag), "compose.yaml", engine="vllm")[0].get("VLLM_USE_V1") == used
+
+
+def test_an_image_older_than_the_table_may_have_what_was_gone_by_then(judged):
+    text = "a:\n  image: vllm/vllm-openai:{}\n  command: --worker-use-ray\n"
+    assert "--worker-use-ray" not in {f.name for f in judged(text.format("v0.6.3"), "c.yaml")[1].failing}
+    assert judged(text.format("v0.8.5"), "c.yaml")[0] == {"--worker-use-ray": "renamed"}
+
+
+def test_the_tag_of_a_chart_and_of_another_engine(judged):
+    chart = 'image:\n  repository: "vllm/vllm-openai"\n  tag: "v0.10.0"\nenv:\n- name: VLLM_USE_V1\n'
+    assert judged(chart, "values.yaml")[0] == {}
+    assert judged(chart.replace("vllm/vllm-openai", "lmsysorg/sglang"), "values.yaml")[0] == {"VLLM_USE_V1": "removed"}
+
+
+def test_a_metric_that_never_was(judged):
+    _, report = judged("rate(vllm:cache_evictions_total[5m])\n", "x.md")
+    (finding,) = report.findings
+    assert finding.says.endswith("has no metric vllm:cache_evictions_total, nor had any release")
+    assert finding.todo.startswith("use rate(vllm:num_preemptions_total[5m])") and "never" not in finding.source
+
+
+@pytest.mark.parametrize("text, todo", [
+    ("export VLLM_KV_CACHE_DTYPE=fp8", "did you mean the flag --kv-cache-dtype?"),
+    ("export VLLM_BLOCK_SIZE=16", "did you mean the flag --block-size?"),
+    ("vllm serve m --page-size 16", "did you mean --block-size?"),
+    ("python -m sglang.launch_server --gpu-memory-utilization 0.9", "did you mean --mem-fraction-static?"),
+    ("sglang serve --max-num-seqs 9", "did you mean --max-running-requests?"),
+    ("llama-server --n-slots 4", "did you mean --parallel?"),
+    ("from vllm import SamplingParams; SamplingParams(temp=1)", "did you mean temperature?"),
+    ("from vllm import LLM; LLM(mem_fraction_static=1)", "did you mean gpu_memory_utilization?"),
+    ("vllm serve m --kv-cache-typo fp8", "did you mean --kv-cache-dtype?"),
+    ("export VLLM_QQ_NOTHING_LIKE_IT=1", "take it out; nothing similar exists")])
+def test_what_was_meant(judged, text, todo):
+    (finding,) = judged(text, "x.py" if "import" in text else "x.sh")[1].findings
+    assert finding.verdict == "unknown" and finding.todo == todo
+
+
+def test_hints_name_only_what_the_newest_releases_have():
+    from kvlab.serving import names
+    from kvlab.serving._lint_hints import FLAGS, KWARGS, NICKNAMES
+    flags = {(engine, flag) for words in FLAGS for engine, flag in words.items()}
+    for engine, flag in flags:
+        table = names.table(engine)
+        assert any(row.exists(table.newest) for row in table.find("flag", flag)), (engine, flag)
+    assert set(NICKNAMES.values()) <= {flag for _, flag in flags}
+    params = names.table("vllm").find
+    assert all(params("kwarg", name, ["SamplingParams"]) for name in KWARGS.values())
+    assert not any(params("kwarg", name, ["SamplingParams"]) for name in KWARGS)
+
+
+def test_flags_of_an_engine_without_a_table_are_not_judged(judged):
+    _, report = judged("trtllm-serve m --kv_cache_free_gpu_memory_fractio 0.9\n", "x.sh")
+    assert report.findings[0].says == "kvlab has no table of the flags of tensorrt_llm" and not report.failing
+
+
+OR = "avg_over_time(vllm:kv_cache_usage_perc[5m]) or avg_over_time(vllm:gpu_cache_usage_perc[5m])"
+
+
+@pytest.mark.parametrize("expression, found", [
+    (OR, {}), (OR.replace(" or ", "\n          or\n          "), {}),
+    (OR.replace(" or ", " + "), {"vllm:gpu_cache_usage_perc": "renamed"}),
+    (OR.partition(" or ")[2], {"vllm:gpu_cache_usage_perc": "renamed"}),
+    ("vllm:kv_cache_usage_perc_x or vllm:gpu_cache_usage_perc", {"vllm:kv_cache_usage_perc_x": "unknown",
+                                                                  "vllm:gpu_cache_usage_perc": "renamed"})])
+def test_a_former_name_may_stand_in_beside_its_successor(judged, expression, found):
+    text = f"groups:\n- name: a\n  rules:\n  - alert: B\n    expr: |\n          {expression}\n" \
+           "    labels:\n      x: vllm:kv_cache_usage_perc or another\n"
+    assert judged(text, "rules.yml")[0] == found
+
+
+def test_broken_json_is_said_and_still_read(tmp_path):
+    path = tmp_path / "board.json"
+    path.write_text('{"expr": "vllm:gpu_cache_usage_perc",}')
+    report = lint([path])
+    assert len(report.skipped) == 1 and "board.json is broken JSON" in report.skipped[0] and report.failing
+    path.write_text("[" * 50_000)
+    assert len(lint([path]).skipped) == 1
+    path.write_text("{,}")
+    assert lint([tmp_path]).skipped == []                    # in a folder, only what names an engine is looked at
+    path.write_text('{"expr": "up"}')
+    assert lint([path]).skipped == []
 
 
 def test_commands_inside_yaml_lists(judged):

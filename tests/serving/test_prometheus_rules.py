@@ -35,7 +35,22 @@ def test_promtool_accepts_the_rules_of_every_engine(engine, promtool, tmp_path):
     count = text.count("- alert:")
     assert f"SUCCESS: {count} rules found" in done.stdout
     assert count + text.count("\n# ") == 4                     # what is left out is said
-    assert count == {"vllm": 4, "sglang": 4, "kvlab_sim": 4, "trtllm": 3, "llamacpp": 2, "tgi": 1, "triton": 1}[engine]
+    assert count == {"vllm": 4, "sglang": 4, "kvlab_sim": 4, "trtllm": 3, "llamacpp": 1, "tgi": 1, "triton": 1}[engine]
+
+
+@pytest.mark.parametrize("engine", PREFIXES)
+def test_kvlabs_own_linter_accepts_the_rules_of_every_engine(engine, tmp_path):
+    from kvlab.serving.lint import lint
+    (tmp_path / "rules.yml").write_text(rule_file(engine, ALL, skip_missing=True))
+    report = lint([tmp_path / "rules.yml"])
+    assert not report.findings and not report.skipped and (report.counts["ok"] or engine == "kvlab_sim")
+
+
+def test_a_metric_of_former_versions_alone_makes_no_rule():
+    text = rule_file("llamacpp", ALL, skip_missing=True)
+    assert "# kv_usage: llama.cpp exports no use of its cache any more" in text and "kv_cache_usage_ratio" not in text
+    with pytest.raises(ValueError, match="llamacpp cannot have the alert kv_usage: llama.cpp exports no use"):
+        rule_file("llamacpp", Thresholds(None, kv_usage=0.9))
 
 
 SERIES = {"ratio": ("num_preemptions_total", "request_success_total"),

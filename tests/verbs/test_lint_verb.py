@@ -32,6 +32,13 @@ def test_a_clean_file_is_0(tmp_path):
     assert done.returncode == 0 and done.stdout == "1 file: 1 ok\n"
 
 
+def test_what_is_not_judged_is_said(tmp_path):
+    (tmp_path / "x.sh").write_text("trtllm-serve m --kv_cache_free_gpu_memory_fractio 0.9 --backend pytorch\n")
+    done = kvlab(tmp_path / "x.sh")
+    assert done.returncode == 0 and done.stdout.splitlines()[0] == (
+        "not judged: --kv_cache_free_gpu_memory_fractio, --backend: kvlab has no table of the flags of tensorrt_llm")
+
+
 def test_json(wrong):
     found = json.loads(kvlab(wrong, "--json", "--engine", "vllm", "--version", "0.32.0").stdout)
     assert found["counts"]["unknown"] == 1 and found["counts"]["ok"] == 1 and found["skipped"] == []

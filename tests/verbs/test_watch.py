@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -17,6 +18,7 @@ from kvlab.record.store import read_table
 from kvlab.serving.alerts import Thresholds
 from kvlab.serving.scrape import Scrape, ScrapeError
 from kvlab.serving.watching import watch
+from kvlab.verbs import _watch_table
 
 TWO, THREE = ("--every", "1s", "--for", "1.5s"), ("--every", "1s", "--for", "2.5s")               # so many scrapes
 
@@ -44,9 +46,10 @@ def test_one_line_per_scrape_and_the_alerts_at_the_end():
         assert code == 0 and shown.splitlines()[0] == f"vllm at {engine.url}/metrics"
         lines = [line for line in shown.splitlines() if " s  running" in line]
         assert "running 3  waiting 2  KV 42 %  gen -" in lines[0] and "hits - " in lines[0]
-        assert "running 4  waiting 0  KV 50 %" in lines[1] and "hits 80 %  preempted 1 %" in lines[1]
+        assert "running 4  waiting 0  KV 50 %" in lines[1] and "hits 80 %  preempted 1 % of finished" in lines[1]
         assert "queue 0.15/0.297 s" in lines[1]
         assert shown.splitlines()[-1] == "ok: preemption_ratio 0.01 (fires > 0.05) (over 1 s so far)"
+        assert "times are p50/p99 over the window; preempted: requests preempted per request finished" in shown
         assert any(line.startswith("missing ttft_s: this server does not export vllm:time_to_first_token_seconds (yet)")
                    for line in shown.splitlines())
 
@@ -116,6 +119,19 @@ def test_a_scrape_that_fails_is_shown_and_the_watch_goes_on(tmp_path):
     assert set(table[table["case_id"] == "000002"]["status"]) == {"ok"}
 
 
+def test_lines_stay_short_when_an_alert_fires():
+    clock, late = FakeClock(), "a counter went down: restarted, counted from 0; " * 3
+    with FakeEngine(vllm_page(), vllm_page(preempted=9, finished=100)) as engine:
+        *_, look = watch(Scrape.of(engine.url), Thresholds(), 1.0, 1.5, clock=clock, sleep=clock.sleep)
+    full = [replace(one, kind="measured", value=12_345.678) for one in look.readings]
+    look = replace(look, readings=tuple(full), alerts=(replace(look.alerts[0], note=late),), restarts=("finished",))
+    lines = _watch_table.line(look).splitlines()
+    assert max(map(len, lines)) < 160 and all(line.startswith(" " * 10) for line in lines[1:])
+    assert any(line.strip().startswith("FIRING: preemption_ratio 0.09") for line in lines)
+    joined = " ".join(line.strip() for line in lines)
+    assert joined.count("12,346/12,346 s") == 5 and "RESTARTED (finished)" in joined
+
+
 def test_a_restart_is_shown():
     with FakeEngine(vllm_page(finished=50), vllm_page(finished=2)) as engine:
         _, shown = run(engine.url, *TWO)
@@ -138,7 +154,6 @@ def test_the_live_table():
     """On a terminal: drawn by rich, without control characters of the server's."""
     from rich.console import Console
 
-    from kvlab.verbs import _watch_table
     with FakeEngine(vllm_page().replace("org/m", "\x1b[31m[bold]m"), vllm_page(preempted=1)) as engine:
         clock = FakeClock()
         looks = watch(Scrape.of(engine.url), Thresholds(kv_usage=0.9), 1.0, 2.5, clock=clock, sleep=clock.sleep)
@@ -159,6 +174,8 @@ def test_the_live_table():
     (("localhost:1", "--kv-usage", "95"), "at most 1"), (("ftp://x",), "must look like"),
     (("localhost:1", "--out", "x.csv"), "must be a .parquet file"),
     (("localhost:1", "--out", "/nowhere/x.parquet"), "in a folder that exists"),
+    (("--rules", "/nowhere/x.yml", "--engine", "vllm"), "--rules /nowhere/x.yml must be a file in a folder"),
+    (("--rules", "/", "--engine", "vllm"), "--rules / must be a file"),
     (("localhost:1", "--token-env", "NOT_SET_HERE"), "NOT_SET_HERE, which should hold the token, is not set"),
 ])
 def test_wrong_use_is_one_sentence(words, match):
