@@ -62,28 +62,29 @@ def print_plan(p) -> None:
               "multiplied as": "left"},
              [(f.kv_format, _count(f.requests), _count(f.tokens), f.word, 
                f.why if f.requests is None or not f.product else f.product) for f in p.formats])
-    if p.article:
+    if p.article and not p.article.low / 1.1 <= p.concurrency <= p.article.high * 1.1:
         a = p.article
-        needed = "no factor gives 0" if a.needed is None else f"here the factor would have to be {a.needed:.2f}"
-        print(f"the article's (VRAM − weights) ÷ (KV × 1.3 … 1.5): {a.low:,.1f} … {a.high:,.1f} requests per replica, "
-              f"against {p.concurrency:,.1f} by blocks; {needed}")
-        for sentence in a.errs:
-            print(printable(f"  {sentence}"))
+        print(f"the common formula, (VRAM − weights) ÷ (KV of one request × 1.3 … 1.5), would give {a.low:,.1f} … "
+              f"{a.high:,.1f} requests per replica, not {p.concurrency:,.1f}")
     for note in p.notes:
         print(printable(f"note: {note}"))
 
 
-def print_gpu_options(model: str, need: int, settings, found) -> None:
+def print_gpu_options(model: str, need: int, settings, counts, found) -> None:
     """The GPUs that hold a load, fewest first."""
-    length = f"{settings.max_len:,} tokens" if settings.max_len else "the model's whole context"
-    print(printable(f"{model}: {need:,} requests of {length} at once, in {settings.kv_format}; fewest of 1, 2, 4, 8 "
-                    "GPUs"))
+    length = (f"{settings.max_len:,} tokens" if settings.max_len else
+              "the model's whole context (--max-len sets fewer tokens)")
+    of = f"{counts[0]:,} GPU{'s' * (counts[0] > 1)} of a kind" if len(counts) == 1 else (
+        f"fewest of {', '.join(map(str, counts))} GPUs")
+    print(printable(f"{model}: {need:,} requests of {length} at once, in {settings.kv_format}; {of}"))
     if not found:
-        return print("no GPU of the catalogue holds that, 8 of them together neither")
+        return print(f"no GPU of the catalogue holds that, {max(counts):,} of them together neither")
     table_of({"GPU": "left", "GPUs": "right", "replicas × tp": "right", "VRAM GiB": "right", "at once": "right",
               "at least": "right", "binds": "left"},
              [(o.gpu, str(o.gpus), f"{o.replicas} × {o.tp}", f"{o.memory_gib:,.0f}", f"{o.live:,}", f"{o.least:,}",
                o.binds) for o in found])
+    for note in dict.fromkeys(note for o in found for note in o.notes):
+        print(printable(f"note: {note}"))
     print("modelled: vLLM's budget; at least: with every term of it at its worst. Where that is less than what was "
           "asked for, it fits probably and not surely")
 

@@ -1,4 +1,4 @@
-"""One benchmark of a load generator as kvlab result rows: statistics, and intervals where single requests are known.
+"""One benchmark of a load generator, or one simulation, as kvlab result rows: statistics, and intervals by requests.
 
 Times are seconds. Requests next to each other resemble each other, so that a run is cut into up to ten consecutive
 rounds, and rounds are drawn before requests (kvlab.comparing takes the same rounds for the ratio of two runs).
@@ -14,8 +14,8 @@ import numpy as np
 from kvlab.record.reading import Reading
 
 # time to first token; time per token after the first, one number per request; between one stream chunk and the next;
-# from sending a request to its last token
-TIMES = ("ttft", "tpot", "itl", "e2e")
+# from sending a request to its last token; waiting before it is first computed, which only a simulation tells
+TIMES = ("ttft", "tpot", "itl", "e2e", "queue")
 STATS = ("mean", "p50", "p90", "p99")
 RATES = {"requests_per_s": "request/s", "tokens_per_s": "token/s"}          # finished requests, their output tokens
 MOST_SAMPLES = 5_000_000        # of one metric
@@ -27,6 +27,7 @@ class Case:
     """One benchmark. load: what was offered, in the tool's words. stats: "ttft" -> {"mean": …, "p50": …, …} as the
     file has them, replaced by what `samples` give. samples: "ttft" -> one number per request, in order of sending.
     rates: as RATES. counts: requests behind a metric, where the file says so. partial: samples are a part of them.
+    kind, method: of its readings; the default is the generator's clock.
     """
     load: str = ""
     stats: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -34,9 +35,11 @@ class Case:
     rates: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     partial: bool = False
+    kind: str = "measured"
+    method: str = "client"
 
     def rows(self, case_id: str, source: str, model: str) -> Iterator[dict]:
-        """Rows of the result table: kind measured, method client (the generator's clock)."""
+        """Rows of the result table."""
         about = dict(run_id=case_id, comparison_id=case_id, case_id=case_id, study="load", model=model,
                      case=json.dumps({"load": self.load}) if self.load else "")
         for time in TIMES:
@@ -49,11 +52,11 @@ class Case:
                     continue
                 low, high, note = interval(samples, stat)
                 yield about | asdict(Reading(
-                    f"{time}_{stat}_s", value, "s", "measured", "client", source, scope="run",
+                    f"{time}_{stat}_s", value, "s", self.kind, self.method, source, scope="run",
                     n=self.counts.get(time) or len(samples) or None, low=low, high=high, note=note))
         for rate, unit in RATES.items():
             if rate in self.rates:
-                yield about | asdict(Reading(rate, self.rates[rate], unit, "measured", "client", source, scope="run",
+                yield about | asdict(Reading(rate, self.rates[rate], unit, self.kind, self.method, source, scope="run",
                                              note="one number for the whole run"))
 
 

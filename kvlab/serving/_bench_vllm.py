@@ -1,6 +1,7 @@
 """What `vllm bench serve --save-result` writes: one JSON object, or one a line with --append-result.
 
-Single requests only with --save-detailed (latencies always). A failed request has an error text and zeros.
+Single requests only with --save-detailed (latencies in some versions always, in others never: then they are the time
+to the first token and the gaps behind it). A failed request has an error text and zeros.
 Source: vLLM 0.32.0, vllm/benchmarks/serve.py (benchmark, process_one_metric, main).
 """
 from __future__ import annotations
@@ -35,10 +36,12 @@ def result(data: dict) -> tuple[Case, str, list[str]]:
 
 def _samples(case: Case, data: dict, failed: float) -> None:
     """Per request, in order of sending where the file says when that was."""
-    latencies, errors = (_list(data, name) for name in ("latencies", "errors"))
+    latencies, errors, ttfts, lengths, itls, starts = (
+        _list(data, name) for name in ("latencies", "errors", "ttfts", "output_lens", "itls", "start_times"))
+    if not latencies and len(ttfts) == len(itls) and all(isinstance(gaps, list) for gaps in itls):
+        latencies = [_whole(first, gaps) for first, gaps in zip(ttfts, itls)]
     if not latencies or (failed and len(errors) != len(latencies)):
         return                                              # the failed ones cannot be told apart
-    ttfts, lengths, itls, starts = (_list(data, name) for name in ("ttfts", "output_lens", "itls", "start_times"))
     detailed = len(ttfts) == len(lengths) == len(latencies)
     good = [i for i in range(len(latencies)) if not (errors and i < len(errors) and errors[i])]
     if len(starts) == len(latencies):
@@ -56,6 +59,12 @@ def _samples(case: Case, data: dict, failed: float) -> None:
         if len(itls) == len(latencies) and isinstance(itls[i], list):
             found["itl"] += [value for gap in itls[i] if (value := number(gap)) is not None]
     case.samples = {time: values[:MOST_SAMPLES] for time, values in found.items() if values}
+
+
+def _whole(first: object, gaps: list) -> float | None:
+    """From sending to the last token, None where a part of it is no time; a failed request's 0 stays."""
+    times = [number(first), *map(number, gaps)]
+    return None if None in times else sum(times)
 
 
 def _list(data: dict, name: str) -> list:

@@ -8,14 +8,12 @@ that is FREE once weights and workspaces are loaded: neither is modelled.
 """
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
 from kvlab.catalog import rows
 from kvlab.catalog.gpus import GPUSpec
-from kvlab.kv.sizing import weight_bytes
 from kvlab.shapes import ModelSpec
 from kvlab.units import GiB
 
@@ -35,7 +33,8 @@ GRAPHS_SOURCE = ("estimates that vLLM 0.21 and later logs: 0.14, 0.17 (club-3090
                  "(gpustack/runner#251), 0.49 (club-3090#104), 0.73 GiB (vllm#39559); one model has shown 2.4; before "
                  "0.21 or with --enforce-eager: 0")
 VOCAB = (152_064, 32_000, 262_144)              # where it is not known: Qwen2.5's, Llama 2's, Gemma 3's
-_SMALLER = re.compile(r"fp8|fp4|int[248]|awq|gptq|w\d+a\d+|[^a-z]q\d_|gguf|\dbit", re.IGNORECASE)
+# A card that software sees as several GPUs, of which each engine process drives one. Source: data/gpus.csv (conflicts).
+DIES = {"MI250X": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ def device_memory(gpu: GPUSpec) -> Term:
     """The bytes that the device itself reports, of which util is a share.
 
     Quoted where data/device_memory.csv has a report. Else modelled: a sheet's GB are GiB less what firmware and ECC
-    take. Refuses a GPU whose memory is unknown.
+    take; of one die where a card is several GPUs to software (DIES). Refuses a GPU whose memory is unknown.
     """
     report = _reports().get(gpu.name)
     if report:
@@ -93,36 +92,12 @@ def device_memory(gpu: GPUSpec) -> Term:
         return _exact("VRAM", float(report["gib"]) * GiB, how, source=report["source"])
     if gpu.memory_bytes is None:
         raise ValueError(f"the memory of {gpu.name} is not known; give --vram-gib")
-    sheet = gpu.memory_bytes / 10**9 * GiB
-    value, low, high = (round(sheet * ratio) for ratio in _sheet_ratio())
-    return Term("VRAM", value, low, high, "modelled", f"the sheet's {gpu.memory_bytes / 10**9:g} GB as GiB × "
-                f"{_sheet_ratio()[0]:.3f}, the median of {len(_reports())} devices' reports",
+    dies = DIES.get(gpu.name, 1)
+    sheet = gpu.memory_bytes / 10**9 / dies
+    value, low, high = (round(sheet * GiB * ratio) for ratio in _sheet_ratio())
+    return Term("VRAM", value, low, high, "modelled", f"the sheet's {sheet:g} GB{f' of one die of {dies}' * (dies > 1)}"
+                f" as GiB × {_sheet_ratio()[0]:.3f}, the median of {len(_reports())} devices' reports",
                 "data/gpus.csv and data/device_memory.csv")
-
-
-def weights(spec: ModelSpec, tp: int, total_gib: float | None = None) -> Term:
-    """The weights of one rank: as given, as a file stores them, or 2 bytes for each parameter of an unquantised model.
-
-    total_gib: of all ranks together. Every matrix is split, embedding and output head too (vLLM's log halves with tp=2:
-    14.96 → 7.48 GiB, vllm#10511); what stays whole (norms, routers, MLA's down projections, a KV head that several
-    ranks share) has up to 2 % in the interval. Refuses unknown weights: they are asked for, not guessed.
-    """
-    if total_gib is not None:
-        total, kind, how, source = total_gib * GiB, "quoted", "given", "the user"
-    elif spec.weight_bytes is not None:
-        total, kind, how, source = spec.weight_bytes, "quoted", "as the file stores them", spec.source
-    else:
-        smaller = _SMALLER.search(spec.name) or "published as FP8" in spec.source
-        if spec.params is None or smaller:
-            why = "it is published in fewer than 16 bits" if smaller else "data/models.csv has no parameter count"
-            raise ValueError(f"how large the weights of {spec.name} are is not known ({why}): give --weights-gib, the "
-                             "GiB of all ranks together (an engine's log: model loading took … GiB, times tp), or the "
-                             "folder with its safetensors as the model")
-        total, kind, how, source = weight_bytes(spec), "modelled", f"{spec.params:,} parameters × 2 bytes", spec.source
-    share = round(total / tp)
-    if tp == 1:
-        return Term("weights", share, share, share, kind, how, source)
-    return Term("weights", share, share, round(share * 1.02), "modelled", f"{how}, ÷ tp {tp}", source)
 
 
 @dataclass(frozen=True, slots=True)

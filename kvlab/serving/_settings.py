@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from kvlab.catalog.gpus import GPUSpec
 from kvlab.kv.sizing import BLOCK_SIZE
 from kvlab.serving._budget import UTIL, device_memory
+from kvlab.serving._weights import BITS
 from kvlab.serving.block_model import BlockModel, block_model
 from kvlab.shapes import ModelSpec, positive
 from kvlab.units import GiB
@@ -16,9 +17,10 @@ from kvlab.units import GiB
 class Settings:
     """How the engine is started. None: vLLM 0.32's own default, or for tp the least that fits.
 
-    weights_gib: of all ranks together. vram_gib, non_torch_gib, activation_gib, graphs_gib, pool_gib: of one GPU, known
-    better. blocks: the pool as a log states it. prefix_share: of every prompt, or of max_len where no lengths are
-    given, the leading share that all live requests have in common: it is stored once while any of them lives.
+    weights_gib: of all ranks together. weight_bits: 4, 8 or 16 instead of it, of every parameter. vram_gib,
+    non_torch_gib, activation_gib, graphs_gib, pool_gib: of one GPU, known better. blocks: the pool as a log states it.
+    prefix_share: of every prompt, or of max_len where no lengths are given, the leading share that all live requests
+    have in common: it is stored once while any of them lives.
     """
     tp: int | None = None
     util: float = UTIL
@@ -29,6 +31,7 @@ class Settings:
     kv_format: str = "bf16"
     prefix_share: float = 0.0
     weights_gib: float | None = None
+    weight_bits: int | None = None
     vram_gib: float | None = None
     non_torch_gib: float | None = None
     activation_gib: float | None = None
@@ -52,6 +55,10 @@ class Settings:
                     raise ValueError(f"{name}={value:g} must be a number {most}")
         if self.blocks is not None and self.pool_gib is not None:
             raise ValueError("blocks and pool_gib say the same; give one of them")
+        if self.weight_bits not in (None, *BITS):
+            raise ValueError(f"weight_bits={self.weight_bits!r} must be 4, 8 or 16; anything else as weights_gib")
+        if self.weight_bits is not None and self.weights_gib is not None:
+            raise ValueError("weights_gib and weight_bits say the same; give one of them")
 
     @property
     def pool_known(self) -> bool:

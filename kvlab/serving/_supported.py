@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from kvlab.catalog.gpus import GPUSpec, format_support
 from kvlab.kv.sizing import kv_format
+from kvlab.serving._budget import DIES
 from kvlab.serving._settings import Settings, blocks_of, requests_in
 from kvlab.shapes import ModelSpec
 
@@ -38,6 +39,21 @@ def format_rows(spec: ModelSpec, gpu: GPUSpec, settings: Settings, pool_bytes: i
         found.append(FormatRow(name, requests_in(model, pool_bytes, settings.prefix_share),
                                model.tokens(model.blocks(max(0, pool_bytes))), word, product, why))
     return tuple(found)
+
+
+def device_notes(gpu: GPUSpec, settings: Settings) -> list[str]:
+    """What an engine makes of this device that its data sheet does not say.
+
+    Source: vLLM 0.32 platforms/cuda.py (check_if_supports_dtype); data/gpus.csv for the dies.
+    """
+    notes = []
+    if gpu.name in DIES:
+        notes.append(f"{gpu.name} is {DIES[gpu.name]} GPUs to software: GPUs are counted, and its memory given, by die")
+    old = gpu.vendor == "NVIDIA" and gpu.compute_capability and float(gpu.compute_capability) < 8
+    if old and settings.kv_format == "bf16":
+        notes.append(f"{gpu.name}: vLLM refuses bf16 below compute capability 8.0; start it with --dtype half, of the "
+                     "same bytes")
+    return notes
 
 
 def _support(gpu: GPUSpec, name: str) -> tuple[str, str, str]:

@@ -1,12 +1,13 @@
 """Result files of load generators as kvlab's result table, so that two runs of two engines can be compared.
 
-aiperf (its folder, profile_export_aiperf.json, .csv, profile_export.jsonl), guidellm (benchmarks.json, .csv) and
-`vllm bench serve` (JSON). The files come from others: size limits, no code, and what is missing stays missing.
+aiperf (its folder, profile_export_aiperf.json, .csv, profile_export.jsonl), guidellm (benchmarks.json, .csv),
+`vllm bench serve` (JSON); and the requests of a simulation (`kvlab simulate --out`, .csv, .parquet). The files come
+from others: size limits, no code, and what is missing stays missing.
 """
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from kvlab.catalog._files import opened, parse_json
 from kvlab.record.reading import table as result_table
 from kvlab.serving import _bench_aiperf as aiperf
 from kvlab.serving import _bench_guidellm as guidellm
+from kvlab.serving import _bench_simulated as simulated
 from kvlab.serving import _bench_vllm as vllm
 from kvlab.serving._bench_case import TIMES, Case, interval, rounds, statistic
 from kvlab.serving._trace_formats import json_object
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 LARGEST_FILE = 256 * 2**20      # bytes of a JSON or CSV file, which is held whole; a .jsonl is streamed
 MOST_CASES = 1000
-_WHAT = "a result file of aiperf, guidellm or vllm bench serve"
+_WHAT = "a result file of aiperf, guidellm or vllm bench serve, or of kvlab simulate --out"
+SIMULATED = "kvlab simulate"
 _PARTS = ("profile_export_aiperf.json", "profile_export_aiperf.csv", "profile_export.jsonl", "benchmarks.json",
           "benchmarks.csv")
 PER_REQUEST = tuple(f"{time}_p50_s" for time in TIMES)      # medians, of which single requests are kept
@@ -59,13 +62,15 @@ class Bench:
     def _told(self) -> list[Case]:
         if len(self.cases) > 1:
             return self.cases
-        return [Case("", case.stats, case.samples, case.rates, case.counts, case.partial) for case in self.cases]
+        return [replace(case, load="") for case in self.cases]
 
 
 def is_bench(path: Path) -> bool:
     """Whether the file or folder is a load generator's, by its first bytes; never raises for what is something else."""
     if path.is_dir():
         return any((path / name).is_file() for name in _PARTS)
+    if path.suffix == ".parquet":
+        return path.is_file() and simulated.is_table(simulated.columns_of(path))
     if path.suffix not in (".json", ".jsonl", ".csv") or not path.is_file():
         return False
     if path.suffix == ".json":
@@ -77,7 +82,7 @@ def is_bench(path: Path) -> bool:
         return False
     first = start.split("\n", 1)[0].strip()
     if path.suffix == ".csv":
-        return guidellm.is_table(first) or first.startswith("Metric,avg,")
+        return guidellm.is_table(first) or first.startswith("Metric,avg,") or simulated.is_table(first.split(","))
     try:
         found = json_object(first)
     except ValueError:
@@ -94,6 +99,8 @@ def read_bench(path: Path | str) -> Bench:
         found = _lines(path)
     elif path.suffix == ".csv":
         found = _csv(path)
+    elif path.suffix == ".parquet":
+        found = _simulated(path, _content(path))
     else:
         found = _json(path)
     if not any(any([*case.stats.values(), case.samples, case.rates]) for case in found.cases):
@@ -122,7 +129,7 @@ def of_scrapes(table: pd.DataFrame) -> pd.DataFrame:
 
 
 _ADVICE = {"aiperf": "; give the folder with profile_export.jsonl in it", "guidellm": "; give its benchmarks.json",
-           "vllm bench serve": "; measure with --save-detailed"}
+           "vllm bench serve": "; measure with --save-detailed", SIMULATED: ""}
 
 
 def _folder(path: Path) -> Bench:
@@ -199,9 +206,20 @@ def _appended(path: Path, content: bytes) -> Bench:
     return Bench(path, "vllm bench serve", "", ", ".join(sorted(models)), cases, remarks)
 
 
-def _csv(path: Path) -> Bench:
+def _simulated(path: Path, content: bytes) -> Bench:
     try:
-        said = _content(path).decode("utf-8-sig")
+        case, remarks = simulated.requests(content, path.suffix == ".parquet")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; give {_WHAT}") from error
+    return Bench(path, SIMULATED, "", "", [case], remarks)
+
+
+def _csv(path: Path) -> Bench:
+    content = _content(path)
+    if simulated.is_table(content.split(b"\n", 1)[0].decode("utf-8-sig", "replace").strip().split(",")):
+        return _simulated(path, content)
+    try:
+        said = content.decode("utf-8-sig")
         if guidellm.is_table(said[:100]):
             cases, version = guidellm.table(said)
             return Bench(path, "guidellm", version, "", cases[:MOST_CASES])

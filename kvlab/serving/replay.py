@@ -102,15 +102,16 @@ def fitted_scale(folder: Path | str, **given) -> tuple[float, str]:
     return _fitted(case), f"{case.setup.spec.name} on {case.setup.device}, {case.run.path.name}"
 
 
-def explain(folder: Path | str, **given) -> dict:
+def explain(folder: Path | str, *, scale: float | None = None, **given) -> dict:
     """Errors with the blocks and the step time each modelled or true, and what each of the three parts adds.
 
     `rows`: blocks (true | modelled), step time (modelled | fitted), errors. `split` by statistic: blocks = modelled −
     true blocks, step time = modelled − fitted, scheduler = what is left with both true: order, batching and what one
-    factor cannot mend. A step time fitted on this run is as true as one factor makes it.
+    factor cannot mend. A step time fitted on this run is as true as one factor makes it. scale: that factor, where it
+    has been fitted already. given: as for replay.
     """
     case = _case(folder, *(given.get(name) for name in ("model", "gpu", "gpus", "blocks", "constants", "step_time")))
-    s, scale = case.setup, _fitted(case)
+    s, scale = case.setup, _fitted(case) if scale is None else scale
     true, why = (s.blocks, "") if s.blocks_kind != "capacity" else (None, "the run does not say its blocks")
     rows = []
     for blocks, number in (("true", true), ("modelled", s.modelled_blocks)):
@@ -141,7 +142,8 @@ def _case(folder, model, gpu, gpus, blocks, constants, step_time) -> _Case:
             raise ValueError(f"the step time is of {step_time.device}, the run of {found.device}: a step time is not "
                              "carried to another device")
         return _Case(run, found, step_time)
-    of = chosen_rates(found.gpu.name, constants, nccl_only=found.nccl_only)
+    of = chosen_rates(found.gpu.name, constants, nccl_only=found.nccl_only,
+                      ranks=found.tp * (found.dp if found.lockstep else 1))
     stored = found.formats
     work = ranked(found.spec, tp=found.tp, dp=found.dp if found.lockstep else 1, kv_format=stored.kv_format,
                   itemsize=stored.itemsize)
@@ -225,6 +227,7 @@ def _replayed(case: _Case, done: Simulation, fit: str, scale: float, carried: st
     factor = {"none": "no factor", "scalar": f"× {scale:.4f}, fitted on this run itself: {', '.join(FITTED)} are "
               "in-sample", "carried": f"× {scale:.4f}, fitted on {carried}"}[fit]
     time = dict(kind=model.kind, device=model.device, source=f"{model.source}; {factor}",
+                brief=f"{constants.brief if constants else model.source}; {factor}",
                 constants=asdict(constants) if constants else None, in_sample=_in_sample(s, constants, fit))
     blocks = dict(value=s.blocks, kind="modelled" if s.blocks_kind == "capacity" else "quoted",
                   source=s.facts["blocks"].source, replicas=s.dp, modelled=s.modelled_blocks,

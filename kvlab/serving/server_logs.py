@@ -22,22 +22,23 @@ from kvlab.serving._log_llama import check_llama
 from kvlab.serving._log_pools import check_pool
 from kvlab.serving._log_rules import beyond_memory, rounded_figures, settings, sharp, unequal_ranks
 from kvlab.serving._log_vllm import Fit, baselines, fit, model_of
+from kvlab.shapes import ModelSpec
 
 MOST_BYTES, MOST_ROWS = 32 * 2**20, 100_000
 _STRENGTH = ("cpu_blocks", "gpu_blocks", "kv_tokens", "max_concurrency")
 
 
-def check(table: str | Path | Iterable[Mapping]) -> list[dict]:
+def check(table: str | Path | Iterable[Mapping], spec: ModelSpec | None = None) -> list[dict]:
     """One result {id, verdict, what, logged, predicted, note} per line of a CSV file, a DataFrame or rows.
 
-    Numbers are None where nothing was compared. ValueError for a file that is too large, no text or without any of the
-    columns; OSError where it cannot be read.
+    spec: the model of all lines, whatever they call it. Numbers are None where nothing was compared. ValueError for a
+    file that is too large, no text or without any of the columns; OSError where it cannot be read.
     """
     results = []
     for at, row in enumerate(_rows(table), start=1):
         if at > MOST_ROWS:
             raise ValueError(f"the table has more than {MOST_ROWS:,} lines; split it")
-        found = judge(row)
+        found = judge(row, spec)
         name = row.get("id")
         results.append({"id": str(at if name is None or name != name or name == "" else name), "verdict": found.verdict,
                         "what": found.what, "logged": found.logged, "predicted": found.predicted, "note": found.note})
@@ -50,9 +51,11 @@ def summary(results: Iterable[Mapping]) -> dict[str, int]:
     return {verdict: given.count(verdict) for verdict in VERDICTS}
 
 
-def judge(row: Mapping) -> Finding:
-    """The finding about one line."""
+def judge(row: Mapping, spec: ModelSpec | None = None) -> Finding:
+    """The finding about one line; spec: its model, where that is known better than by its name."""
     case = read(row)
+    if spec is not None:
+        case = replace(case, spec=spec, why_not="")
     if case.spec is None:
         return Finding("unmatched", note=case.why_not + _arithmetic_alone(case))
     try:

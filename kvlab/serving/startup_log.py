@@ -68,6 +68,9 @@ _HINT = re.compile(r"engine|args|weights|took|KV|kv_|max_seq|max model|concurren
                    r"block|name|context_len|world_size|cache|utilization|loader: loaded|constructing", re.I)
 _START = re.compile(r"Initializing a(?:n| V[01])? LLM engine|server_args=|llama_model_loader: loaded|"
                     r": constructing llama_")
+# Printed once a start before the buffers: seen again behind them, they begin another one (the pass that fits parameters
+# to the memory, where a filtered log lacks its other lines).
+_AGAIN = (("model", "print_info: general.name"), ("max_model_len", "llama_context: n_ctx "))
 _ONE_LINE = re.compile(r"KV cache size: [\d,]+ tokens, Maximum concurrency for")
 _SGLANG_KV = re.compile(r"\bK size: ([\d.]+) GB, V size: ([\d.]+) GB")
 _SGLANG_ONE = re.compile(r"\bKV size: ([\d.]+) GB")
@@ -107,6 +110,8 @@ class _Log:
         self.mark = self.version = ""
         self.pools: list[tuple[float, str]] = []
         self.buffers: list[tuple[float, int]] = []
+        self.buffer_lines: list[str] = []
+        self.windows = False
 
     def take(self, at: int, line: str) -> None:
         self.mark = self.mark or next((name for pattern, name in _MARKS if re.search(pattern, line)), "")
@@ -115,9 +120,11 @@ class _Log:
                                  if (found := re.search(pattern, line))), "")
         if not _HINT.search(line):
             return
-        if _START.search(line):
+        if _START.search(line) or self.buffers and any(column in self.lines and words in line
+                                                       for column, words in _AGAIN):
             self.pools.clear()                              # a log may hold several starts: the last one counts
             self.buffers.clear()
+            self.buffer_lines.clear()
         for column, pattern, *before in _COMPILED:
             start = line.find(before[0]) if before else 0
             if start >= 0 and (found := pattern.search(line, start)):
@@ -130,8 +137,10 @@ class _Log:
                 self._put("kv_cache_gib", found[1], at, line)
         if ("llama_kv_cache" in line or "KV self" in line) and (found := _LLAMA.search(line)):
             self.buffers.append((_value(found[1]), int(found[2] or 0) * int(found[3] or 1)))
+            self.buffer_lines.append(found[0])
             self.lines["kv_cache_gib"] = at, line
             self._put("kv_dtype", f"K {found[4]} V {found[5]}", at, line)
+        self.windows = self.windows or "llama_kv_cache_iswa" in line
         if _ONE_LINE.search(line) and not self.version:
             self.version = "vLLM 0.25 or newer (by its wording)"
 
@@ -147,8 +156,11 @@ class _Log:
     def row(self) -> dict:
         row, meaning = dict(self.cells), ""
         if self.buffers:
-            row["kv_cache_gib"] = f"{sum(size for size, _ in self.buffers) / 1024:.9g}"
-            cells = max(cells for _, cells in self.buffers) or int(row.get("max_model_len", 0))
+            buffers, half = self.buffers, len(self.buffers) // 2
+            if not self.windows and self.buffer_lines[:half] == self.buffer_lines[half:]:
+                buffers = buffers[half:]                    # two passes of one start, and nothing between them is left
+            row["kv_cache_gib"] = f"{sum(size for size, _ in buffers) / 1024:.9g}"
+            cells = max(cells for _, cells in buffers) or int(row.get("max_model_len", 0))
             if cells:
                 row["kv_tokens"] = str(cells)
         row["engine_version"] = _engine(self.mark, self.version)
@@ -163,10 +175,13 @@ def from_log(path: str | Path) -> dict:
     """`parse` of a file's beginning. OSError where it cannot be read, ValueError where it says nothing of a cache."""
     path = Path(path)
     with open(path, "rb") as file:
-        row = parse(file.read(MOST_BYTES).decode("utf-8", errors="replace"))
+        text = file.read(MOST_BYTES).decode("utf-8", errors="replace")
+    row = parse(text)
     if not row.keys() & {"kv_cache_gib", "kv_tokens", "gpu_blocks", "max_concurrency"}:
+        quiet = " (llama-server prints it with --verbosity 4)" if "n_ctx_slot = " in text else ""
         raise ValueError(f"{path} has no line about a KV cache in its first {MOST_BYTES // 2**20} MiB that vLLM, "
-                         "SGLang, llama.cpp, TensorRT-LLM or LMDeploy print; give the log from its first line on")
+                         f"SGLang, llama.cpp, TensorRT-LLM or LMDeploy print{quiet}; give the log from its first line "
+                         "on")
     return {"id": path.name, **row}
 
 

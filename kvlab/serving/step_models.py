@@ -13,6 +13,7 @@ from pathlib import Path
 from kvlab.catalog import number, rows
 from kvlab.catalog.gpus import GPUSpec
 from kvlab.registry import no_such
+from kvlab.serving import _links
 from kvlab.serving.step_time import Batch, Work
 
 SHEET = "sheet"
@@ -27,7 +28,7 @@ class Rates:
     mixture's experts, each with the few tokens that chose it. step_s: per step, for launch and sampling;
     sequence_s: per sequence in it. reduce_s, reduce_rate: latency (s) and rate (B/s) of an all-reduce between ranks;
     nccl_s, nccl_rate: of NCCL's collectives, which replicas of a mixture exchange tokens by.
-    fitted_on: models of the runs on this GPU that they were derived from. source: which runs, how.
+    fitted_on: models of the runs on this GPU that they were derived from. source: which runs, how; brief: in a line.
     """
     weights_share: float
     kv_share: float
@@ -42,10 +43,11 @@ class Rates:
     nccl_rate: float
     fitted_on: tuple[str, ...]
     source: str
+    brief: str
 
 
 AT_SHEET = Rates(1, 1, 1, 1, 1, 0, 0, 0, float("inf"), 0, float("inf"), (),
-                 "the data sheet's bandwidth and dense rate alone")
+                 "the data sheet's bandwidth and dense rate alone", "data sheet alone, no constants")
 
 
 # Column of data/engine_rates.csv -> field, and its unit in SI.
@@ -83,21 +85,47 @@ def rates(gpu: str) -> Rates:
     if lent:
         said.append(f"{', '.join(lent) if row else 'every constant'} from {others}: no run on {gpu} tells "
                     f"{'them' if len(lent) > 1 else 'it'}")
-    return Rates(**values, fitted_on=tuple(row["fitted_on"].split(";")) if row else (), source="; ".join(said))
+    fitted_on = tuple(row["fitted_on"].split(";")) if row else ()
+    brief = f"data sheet and constants of runs of it with {', '.join(fitted_on)}" if row else (
+        f"data sheet and constants of {others}, for want of a run on it")
+    return Rates(**values, fitted_on=fitted_on, source="; ".join(said), brief=brief)
 
 
-def chosen_rates(gpu: str, constants: str | None = None, *, nccl_only: bool = False) -> Rates:
+def chosen_rates(gpu: str, constants: str | None = None, *, nccl_only: bool = False, ranks: int = 1) -> Rates:
     """A GPU's own constants, or those that are asked for by name: of another GPU, or "sheet". KeyError: neither.
 
-    nccl_only: tensor-parallel ranks reduce by NCCL alone, as with vLLM's disable_custom_all_reduce. Of constants of
-    another GPU none counts as fitted on runs of this one.
+    nccl_only: tensor-parallel ranks reduce by NCCL alone, as with vLLM's disable_custom_all_reduce. ranks: that many
+    exchange; no run on the GPU telling what that costs, NVLink's constants (kvlab/serving/_links.py) stand for those
+    of the runs, which were over PCIe. Of constants of another GPU none counts as fitted on runs of this one.
     """
     if constants is not None and constants not in known_rates():
         raise no_such("set of constants", constants, known_rates())
     of = rates(constants or gpu)
+    if ranks > 1 and constants is None and not _tells_reduce(gpu):
+        of = _over_link(of, gpu, ranks)
     if nccl_only:
         of = replace(of, reduce_s=of.nccl_s, reduce_rate=of.nccl_rate)
-    return of if constants in (None, gpu) else replace(of, fitted_on=())
+    return of if constants in (None, gpu) else replace(of, fitted_on=(), brief=of.brief if constants == SHEET else
+                                                       f"data sheet and constants of {constants}, as asked")
+
+
+def _tells_reduce(gpu: str) -> bool:
+    return _table().get(gpu, {}).get("reduce_s") is not None
+
+
+def _over_link(of: Rates, gpu: str, ranks: int) -> Rates:
+    """The constants with collectives over the link that joins so many ranks, and with that said."""
+    link = _links.nvlink(gpu, ranks)
+    if link is None:
+        runs = ", ".join(name for name in _table() if _tells_reduce(name))
+        said = f"all-reduce over PCIe as between two {runs}, assumed, not fitted"
+        return replace(of, source=f"{of.source}; {said}", brief=f"{of.brief}; {said}")
+    said = "all-reduce over NVLink, assumed, not fitted"
+    source = (f"{of.source}; but {said}: {1e6 * _links.REDUCE_S:g} µs and {100 * _links.REDUCE_SHARE:g} % of the data "
+              f"sheet's {link.bandwidth / 1e9:g} GB/s a direction, by {_links.SOURCE}")
+    return replace(of, reduce_s=_links.REDUCE_S, reduce_rate=_links.REDUCE_SHARE * link.bandwidth,
+                   nccl_s=_links.NCCL_S, nccl_rate=_links.NCCL_SHARE * link.bandwidth, source=source,
+                   brief=f"{of.brief}; {said}")
 
 
 def known_rates() -> list[str]:
@@ -187,6 +215,8 @@ def rates_of_kernels(results: Path | str, variant: str | None = None) -> tuple[R
     """
     import pandas as pd
     path = Path(results)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file; give results.parquet of a run, such as `kvlab run memory_wall`'s")
     columns = ["metric", "value", "variant", "phase", "hardware", "dtype", "threads", "status", "kv_format"]
     try:
         table = pd.read_parquet(path, columns=columns)
@@ -213,6 +243,6 @@ def rates_of_kernels(results: Path | str, variant: str | None = None) -> tuple[R
     source = (f"measured on {machines[0]}, {dtypes[0]}, {threads[0]} thread{'s' * (threads[0] != 1)}: medians of "
               f"read_ceiling {read / 1e9:.3g} GB/s, matmul_ceiling {product / 1e9:.3g} Gflop/s and decode attention of "
               f"{name} {by[name] / 1e9:.3g} GB/s; composed by kvlab, launch and scheduling left out")
-    return (Rates(1, float(by[name]) / read, 1, 1, 1, 0, 0, 0, float("inf"), 0, float("inf"), (),
-                  source), machines[0], read, product,
+    return (Rates(1, float(by[name]) / read, 1, 1, 1, 0, 0, 0, float("inf"), 0, float("inf"), (), source,
+                  f"kernels measured on it, {dtypes[0]}; launch and scheduling left out"), machines[0], read, product,
             4 if dtypes[0] == "fp32" else 2)

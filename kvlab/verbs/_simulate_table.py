@@ -16,11 +16,22 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:+.1f} %"
 
 
-def print_simulation(summary: dict, about: dict, first_rejected: str) -> None:
-    """The summary of a simulation: times, counts, and what it rests on."""
+def _step_time(time: dict, in_full: bool) -> str:
+    """One line on where the step time comes from, or all that is known of it."""
+    return f"step time, {time['kind']}: {time['source'] if in_full else time['device'] + ', ' + time['brief']}"
+
+
+def print_simulation(summary: dict, about: dict, first_rejected: str, in_full: bool = False) -> None:
+    """The summary of a simulation: times, counts, and what it rests on; in_full: with the sources' whole text."""
     time, blocks = about["step_time"], about["blocks"]
     print(printable(f"{about['model']} on {about['replicas']} × {about['tp']} {time['device']}, {blocks['value']:,} "
                     f"blocks a replica ({blocks['kind']}); requests: {about['requests']}; all times simulated"))
+    if "find_rate" in about:
+        found = about["find_rate"]
+        said = " and ".join(f"{name.removesuffix('_s').replace('_', ' ')} < {_seconds(limit)}"
+                            for name, limit in found["limits"].items())
+        print(f"highest rate with {said}: {found['rate']:.4g} requests/s (simulated; {found['above']:.4g} is too many; "
+              f"{found['simulations']} simulations of the same requests); at that rate:")
     names = (("queue", "queue"), *_MEASURES)
     table_of({"": "left", "mean": "right", "p50": "right", "p90": "right", "p99": "right"},
              [(title, *(_seconds(summary[f"{name}_{s}_s"]) for s in ("mean", "p50", "p90", "p99")))
@@ -35,14 +46,17 @@ def print_simulation(summary: dict, about: dict, first_rejected: str) -> None:
           + (f"; prefix hits {100 * hits:.1f} % of prompt tokens" if hits is not None else ""))
     if summary["rejected"]:
         print(printable(f"{summary['rejected']:,} rejected, the first: {first_rejected}"))
-    print(printable(f"step time, {time['kind']}: {time['source']}"))
+    if about["left_out"]:
+        print(printable(about["left_out"]))
+    print(printable(_step_time(time, in_full) + ("; in-sample: those runs served this model" if time["in_sample"]
+                                                 else "; not in-sample")))
     print(printable(f"blocks: {blocks['source']}"))
     for path in about["written"]:
         print(printable(f"wrote {path}"))
 
 
-def print_replay(found) -> None:
-    """A replayed run: real, simulated, error; then what was used."""
+def print_replay(found, in_full: bool = False) -> None:
+    """A replayed run: real, simulated, error; then what was used; in_full: with the sources' whole text."""
     print(printable(f"{found.run}: {found.requests:,} requests compared; error = simulated ÷ real − 1"))
     rows = [("makespan", *_row(found, "makespan"))]
     rows += [(f"{title} {s}", *_row(found, f"{name}_{s}")) for name, title in _MEASURES
@@ -56,7 +70,7 @@ def print_replay(found) -> None:
     print(printable(f"blocks of a replica: {blocks['value']:,} ({blocks['source']})"
                     + (f"; kvlab plan: {blocks['modelled']:,} ({_percent(blocks['modelled_error'])})"
                        if blocks["modelled_error"] is not None else "")))
-    print(printable(f"step time, {time['kind']}: {time['source']}"))
+    print(printable(_step_time(time, in_full)))
     if time["in_sample"]:
         print(printable(f"in-sample: {time['in_sample']}"))
     used = {name: fact for name, fact in found.scheduler.items() if name != "blocks"}

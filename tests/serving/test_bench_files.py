@@ -99,6 +99,58 @@ def test_vllm_leaves_failed_requests_out_and_counts_them():
         DETAILED["median_e2el_ms"] / 1000)
 
 
+def test_requests_of_vllm_without_latencies_have_them_by_their_gaps(tmp_path):
+    """Files of versions that keep ttfts, itls, output_lens and start_times alone."""
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({name: value for name, value in DETAILED.items() if name != "latencies"}))
+    ours, whole = read_bench(path), read_bench(SAMPLES / "vllm/detailed.json")
+    assert ours.cases[0].samples.keys() == whole.cases[0].samples.keys()
+    wanted = sorted(first + sum(gaps) for first, gaps, error in zip(DETAILED["ttfts"], DETAILED["itls"],
+                                                                    DETAILED["errors"]) if not error)
+    assert sorted(ours.cases[0].samples["e2e"]) == pytest.approx(wanted)
+    assert ours.cases[0].samples["tpot"] == pytest.approx(whole.cases[0].samples["tpot"], rel=0.2)
+    assert value(ours, "e2e_p50_s", "n") == 11 and not any("no single requests" in said for said in ours.remarks)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_two_simulations_are_compared(tmp_path, suffix):
+    from kvlab.serving.request import Request
+    from kvlab.serving.scheduler_config import SchedulerConfig
+    from kvlab.serving.simulator import simulate
+    from kvlab.serving.step_time import Linear
+    arriving = [Request(str(i), 0.05 * i, 100 + i, 20) for i in range(200)] + [Request("long", 11.0, 10**6, 5)]
+    paths = [tmp_path / f"{name}.{suffix}" for name in "ab"]
+    for path, seconds in zip(paths, (0.01, 0.015)):
+        done = simulate(arriving, SchedulerConfig(), num_blocks=5000,
+                        step_time=Linear(seconds, 0, 0, 0, "x", "y", "modelled"))
+        getattr(done.requests(), f"to_{suffix}")(path, index=False)
+    assert all(map(is_bench, paths)) and default_metrics(*map(str, paths)) == list(DEFAULT_METRICS)
+    bench, table = read_bench(paths[0]), done.requests()
+    assert set(bench.table()["kind"]) == {"simulated"} and bench.tool == "kvlab simulate"
+    assert bench.remarks == ["1 requests were rejected and are not counted"]
+    assert read_bench(paths[1]).cases[0].samples["queue"] == pytest.approx(table["queue_s"].dropna().tolist())
+    assert value(read_bench(paths[1]), "ttft_mean_s") == pytest.approx(table["ttft_s"].mean())
+    assert value(read_bench(paths[1]), "requests_per_s") == pytest.approx(200 / done.makespan_s, rel=0.01)
+    schema().validate(bench.table())
+    for metric, ratio in (("tpot_p50_s", 1.5), ("e2e_p50_s", 1.5)):
+        row = compare(*map(str, paths), metric=metric).iloc[0]
+        assert row["ratio"] == pytest.approx(ratio, rel=0.05)
+        assert (row["kind"], row["verdict"]) == ("simulated", "SLOWER")
+    assert compare(*map(str, paths), metric="queue_p50_s")["kind"].tolist() == ["simulated"]
+    measured = compare(str(paths[0]), str(SAMPLES / "vllm/detailed.json"), metric="ttft_p50_s")
+    assert measured.empty and "simulated in A, measured in B" in measured.attrs["kinds_differ"][0]
+
+
+@pytest.mark.parametrize("row,why", [("a,0,1,1,0,x,0,1,0,0,", "no number"), ("a,0,1,1,0,-1,0,1,0,0,", "below 0"),
+                                     ("a,0,1,1,0,inf,0,1,0,0,", "not finite"), ("a,0,1,1,,,,,0,0,full", "no latency")])
+def test_a_simulation_that_cannot_be_is_one_sentence(tmp_path, row, why):
+    path = tmp_path / "a.csv"
+    path.write_text("id,arrival_s,prompt_tokens,output_tokens,queue_s,ttft_s,tpot_s,e2e_s,preemptions,cached_tokens,"
+                    f"rejected\n{row}\n")
+    with pytest.raises(ValueError, match=why):
+        read_bench(path)
+
+
 def test_appended_results_are_told_apart_by_their_load(tmp_path):
     bench = read_bench(SAMPLES / "vllm/appended.json")
     assert [case.load for case in bench.cases] == ["rate inf, concurrency 8", "rate 4"]

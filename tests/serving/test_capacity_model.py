@@ -15,7 +15,16 @@ from kvlab.catalog.models import model, models
 from kvlab.serving import _budget
 from kvlab.serving._lengths import length_rows
 from kvlab.serving._settings import blocks_of, requests, requests_in, shared_blocks
-from kvlab.serving.capacity import Settings, check_logs, gpus_for, longest_context, plan
+from kvlab.serving._weights import parameters, weights
+from kvlab.serving.capacity import (
+    DoesNotFit,
+    Settings,
+    check_logs,
+    gpus_for,
+    longest_context,
+    longest_option,
+    plan,
+)
 from kvlab.shapes import LayerSpec, ModelSpec
 from kvlab.units import GiB
 
@@ -127,12 +136,12 @@ def test_vram_is_as_reported_or_a_modelled_share_of_the_sheet():
 
 
 def test_weights_are_split_and_half_of_them_is_what_two_ranks_log():
-    assert _budget.weights(model("meta-llama/Meta-Llama-3-8B"), 1).value / GiB == pytest.approx(14.96, abs=0.005)
-    half = _budget.weights(model("meta-llama/Meta-Llama-3-8B"), 2)
+    assert weights(model("meta-llama/Meta-Llama-3-8B"), 1).value / GiB == pytest.approx(14.96, abs=0.005)
+    half = weights(model("meta-llama/Meta-Llama-3-8B"), 2)
     assert half.value / GiB == pytest.approx(7.48, abs=0.005)
     assert half.high > half.value == half.low and "÷ tp 2" in half.how
     stored = replace(LLAMA, weight_bytes=5 * GiB)
-    assert _budget.weights(stored, 1).kind == "quoted" and _budget.weights(stored, 1).value == 5 * GiB
+    assert weights(stored, 1).kind == "quoted" and weights(stored, 1).value == 5 * GiB
 
 
 @pytest.mark.parametrize("spec", [DEEPSEEK, model("openai/gpt-oss-120b"), replace(LLAMA, name="x/Llama-8B-AWQ"),
@@ -141,6 +150,82 @@ def test_weights_that_are_not_known_are_asked_for(spec):
     with pytest.raises(ValueError, match="--weights-gib"):
         plan(spec, "H200", 8, Settings(max_len=4096))
     assert plan(spec, "H200", 8, Settings(max_len=4096, weights_gib=600)).terms[1].value == 600 * GiB // 8
+
+
+def test_weights_of_so_many_bits_are_counted_from_parameters():
+    eight = weights(DEEPSEEK, 1, bits=8)
+    assert (eight.value, eight.kind) == (671_026_419_200, "modelled") and "scales and unquantised" in eight.how
+    assert eight.low == eight.value and eight.value * 1.1 < eight.high < eight.value * 1.11
+    assert weights(LLAMA, 1, bits=16) == replace(weights(LLAMA, 1), how=f"{LLAMA.params:,} parameters × 16 bits")
+    # hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4: 5.73 GB of safetensors; openai/gpt-oss-120b: 65.25 GB
+    for spec, stored in ((LLAMA, 5.73e9), (model("openai/gpt-oss-120b"), 65.25e9)):
+        four = weights(spec, 1, bits=4)
+        assert four.low < stored < four.high
+    assert weights(DEEPSEEK, 8, bits=8).value == round(eight.value / 8)
+    with pytest.raises(ValueError, match="one of them"):
+        Settings(weights_gib=5, weight_bits=8)
+    with pytest.raises(ValueError, match="needs the parameters"):
+        weights(replace(LLAMA, params=None), 1, bits=4)
+
+
+@pytest.mark.parametrize("name, billions", [("openai/gpt-oss-120b", 116.8), ("openai/gpt-oss-20b", 20.9)])
+def test_parameters_of_a_mixture_are_counted_from_its_widths(name, billions):
+    assert parameters(model(name)) / 1e9 == pytest.approx(billions, abs=0.05)
+
+
+def test_parameters_counted_so_are_those_that_the_catalogue_has():
+    for name in ("Qwen/Qwen3-30B-A3B", "mistralai/Mixtral-8x7B-v0.1"):
+        assert parameters(replace(model(name), params=None)) == pytest.approx(model(name).params, rel=0.005)
+
+
+def test_an_error_about_weights_says_the_bits_that_are_published():
+    for spec, bits in ((DEEPSEEK, 8), (model("openai/gpt-oss-120b"), 4), (replace(LLAMA, name="x/Llama-8B-GPTQ"), 4),
+                       (replace(LLAMA, name="x/Llama-8B-FP8"), 8)):
+        with pytest.raises(ValueError, match=f"add --weight-bits {bits} "):
+            plan(spec, "H200", 8, Settings(max_len=4096))
+        assert plan(spec, "H200", 8, Settings(max_len=4096, weight_bits=bits)).starts
+
+
+def test_weights_must_fit_beside_a_pool_that_is_given():
+    with pytest.raises(DoesNotFit, match=r"weights of 14.96 GiB on each of 1 L4 .* needs at least 2 GPUs \(--tp 2\)"):
+        plan(LLAMA, "L4", 1, Settings(blocks=6000))
+    assert plan(LLAMA, "L4", 2, Settings(blocks=6000, tp=2)).blocks == 6000
+    with pytest.raises(DoesNotFit, match="at least 312.47 GiB .4 bits a parameter. .* needs at least 4 GPUs"):
+        plan(DEEPSEEK, "H200", 1, Settings(blocks=40_000))
+    assert plan(DEEPSEEK, "H200", 8, Settings(blocks=40_000, tp=8)).replicas == 1
+    with pytest.raises(ValueError, match="say its --tp"):
+        plan(DEEPSEEK, "H200", 8, Settings(blocks=40_000))
+    with pytest.raises(ValueError, match="say its --tp"):
+        longest_context(DEEPSEEK, "H200", 8, 1, Settings(blocks=40_000))
+    assert longest_context(LLAMA, "L4", 1, 1, Settings(blocks=6000)) == 0
+
+
+@pytest.mark.parametrize("asked", [Settings(pool_gib=300), Settings(blocks=300_000)])
+@pytest.mark.parametrize("name", ["L4", "Apple M1"])
+def test_a_pool_larger_than_the_gpu_is_refused(asked, name):
+    with pytest.raises(DoesNotFit, match="does not fit: a pool of"):
+        plan(LLAMA, name, 1, asked)
+
+
+def test_what_software_makes_of_a_device_is_noted():
+    half = plan(LLAMA, "MI250X", 1, Settings(max_len=4096))
+    assert half.terms[0].high == 64 * GiB and any("2 GPUs to software" in note for note in half.notes)
+    assert plan(LLAMA, "MI210", 1, Settings(max_len=4096)).terms[0].value == half.terms[0].value
+    old = plan(LLAMA, "T4", 2, Settings(max_len=4096))
+    assert any("--dtype half" in note for note in old.notes)
+    assert not any("--dtype half" in note for note in plan(LLAMA, "A10", 1, Settings(max_len=4096)).notes)
+    assert any("multiples of 16" in one for one in plan(LLAMA, "A10", 1, Settings(max_len=4096, block_size=7)).notes)
+    assert not any("multiples" in one for one in plan(LLAMA, "A10", 1, Settings(max_len=4096, block_size=48)).notes)
+
+
+def test_a_context_that_was_not_set_is_said():
+    assert "whole context, 131,072 tokens (see --max-len)" in plan(LLAMA, "H200").notes[0]
+
+
+def test_the_longest_context_says_its_tp():
+    tokens, reached = longest_option(QWEN, A100, 4, 1, Settings())
+    assert tokens == longest_context(QWEN, A100, 4) and (reached.tp, reached.replicas) == (4, 1)
+    assert longest_option(QWEN, "RTX 4090", 1) == (0, None)
 
 
 def test_a_pool_that_is_given_replaces_the_sum_and_needs_no_weights():

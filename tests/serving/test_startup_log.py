@@ -184,6 +184,32 @@ def test_cells_of_a_stream_for_each_sequence_are_added():
     assert unified["kv_tokens"] == "32768" and check([unified])[0]["verdict"] == "unexplained"
 
 
+ONE_BUFFER = "".join(STREAMS.splitlines(keepends=True)[1:4])
+
+
+@pytest.mark.parametrize("text", [
+    ONE_BUFFER * 2, ONE_BUFFER.replace("print_info: ", "") * 2,
+    ONE_BUFFER + ONE_BUFFER.splitlines()[-1], ONE_BUFFER.replace("3072.00 MiB (", "9999.00 MiB (") + ONE_BUFFER],
+    ids=["names", "contexts", "buffers", "another size"])
+def test_a_start_whose_passes_both_print_their_buffers_is_counted_once(text):
+    """As llama.cpp's fit pass does at debug verbosity, in a log of which only some lines were kept."""
+    assert (parse(text)["kv_cache_gib"], parse(text)["kv_tokens"]) == ("3", "131072")
+
+
+def test_two_equal_pools_of_windows_and_full_layers_are_both_counted():
+    line = ONE_BUFFER.splitlines()[-1]
+    pools = ["llama_kv_cache_iswa: creating non-SWA KV cache, size = 32768 cells", line,
+             "llama_kv_cache_iswa: creating     SWA KV cache, size = 32768 cells", line]
+    assert parse("\n".join(pools))["kv_cache_gib"] == "6"
+
+
+def test_a_quiet_llama_server_says_how_it_prints_the_line(tmp_path):
+    path = tmp_path / "x.log"
+    path.write_text("srv load_model: initializing, n_slots = 4, n_ctx_slot = 1024, kv_unified = 'false'")
+    with pytest.raises(ValueError, match="llama-server prints it with --verbosity 4"):
+        from_log(path)
+
+
 def test_of_several_llama_starts_in_one_log_the_last_counts():
     first = STREAMS.replace("gpt-oss 20b", "Qwen3 8B").replace("3072.00 MiB (", "9999.00 MiB (")
     assert parse(first + STREAMS)["kv_cache_gib"] == "3.0703125"

@@ -1,4 +1,5 @@
 """Step times of GPUs: named constants with sources, parts that add up, and kernels of one's own machine."""
+import re
 from dataclasses import replace
 
 import pandas as pd
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 from kvlab.catalog import data_dir
 from kvlab.catalog.gpus import gpu, gpus
 from kvlab.catalog.models import model
+from kvlab.serving._links import NVLINK, nvlink
 from kvlab.serving.model_work import ranked
-from kvlab.serving.step_models import AT_SHEET, Parts, known_rates, parts, rates, rates_of_kernels
+from kvlab.serving.step_models import AT_SHEET, Parts, chosen_rates, known_rates, parts, rates, rates_of_kernels
 from kvlab.serving.step_time import Batch
 
 LLAMA = ranked(model("meta-llama/Llama-3.1-8B"))
@@ -70,6 +72,36 @@ def test_ranks_pay_for_their_all_reduces():
     assert found == pytest.approx(128 * (of.reduce_s + 32 * 2 * 5120 / of.reduce_rate))
     assert parts(device, ranked(spec)).parts(DECODE)["collectives"] == 0
     assert two(DECODE) > parts(device, ranked(spec))(DECODE) / 2
+
+
+def test_ranks_on_nvlink_reduce_over_nvlink():
+    """Llama-3.1-70B on 4 H100 SXM: 160 all-reduces of 10.7 µs beside 3350 GB/s of weights, not of 99 µs."""
+    device, work = gpu("H100 SXM"), ranked(model("Llama-3.1-70B"), tp=4)
+    of = chosen_rates(device.name, ranks=4)
+    assert (of.reduce_s, of.reduce_rate) == (10.7e-6, 0.78 * 450e9) and "vllm#24111" in of.source
+    one = parts(device, work, of).parts(Batch(decode_seqs=1, kv_tokens=500, sequences=1))
+    assert one["collectives"] == pytest.approx(160 * (10.7e-6 + 1.5 * 16384 / 351e9)) and sum(one.values()) < 0.0155
+    assert chosen_rates(device.name, ranks=4, nccl_only=True).reduce_s == 18.9e-6
+    alone, two, four, eight = (parts(device, ranked(model("Llama-3.1-8B"), tp=tp), chosen_rates(device.name, ranks=tp))(
+        DECODE) for tp in (1, 2, 4, 8))
+    assert alone > 1.3 * two > 1.6 * four > 1.9 * eight
+
+
+def test_a_link_of_ones_own_runs_or_asked_for_is_kept():
+    own = rates("RTX PRO 6000 Blackwell Server")
+    assert chosen_rates("RTX PRO 6000 Blackwell Server", ranks=2) == own
+    asked = chosen_rates("H100 SXM5 80GB", "RTX PRO 6000 Blackwell Server", ranks=2)
+    assert asked.reduce_s == own.reduce_s and asked.brief.endswith("as asked")
+    assert chosen_rates("H100 SXM5 80GB", "sheet", ranks=2).reduce_s == 0
+    assert chosen_rates("H100 SXM5 80GB") == rates("H100 SXM5 80GB")        # one rank: nothing to say of a link
+    beyond = chosen_rates("H100 SXM5 80GB", ranks=16)
+    assert beyond.reduce_s == own.reduce_s and "over PCIe" in beyond.brief and "over PCIe" in beyond.source
+
+
+def test_every_gpu_on_a_board_or_bridge_has_its_nvlink():
+    wanted = {name for name in gpus() if re.search("SXM|NVL|G[HB][23]00|H20$", name)}
+    assert set(NVLINK) == wanted and nvlink("RTX 4090", 2) is nvlink("MI300X", 2) is nvlink("H100 NVL 94GB", 4) is None
+    assert nvlink("B200 SXM", 8).bandwidth == 900e9 and nvlink("GB200 (per GPU)", 72) and nvlink("H100 NVL 94GB", 2)
 
 
 def test_experts_are_read_and_then_multiplied_with_few_tokens():
