@@ -18,7 +18,7 @@ from kvlab.serving.scheduler_config import ADMISSIONS, POLICIES, SchedulerConfig
 from kvlab.serving.simulator import simulate
 from kvlab.serving.workloads import synthetic
 from kvlab.shapes import positive
-from kvlab.studies._serving import ENGINE
+from kvlab.studies._serving import engine
 from kvlab.widgets import _ipywidgets
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class SmallEngine:
         found = Gantt()
         requests = synthetic(self.workload, self.count, self.rate, self.seed)
         simulate(requests, SchedulerConfig(policy=self.policy, admission=self.admission), num_blocks=self.num_blocks,
-                 step_time=ENGINE, every_s=None, on_step=found)
+                 step_time=engine(), every_s=None, on_step=found)
         return found
 
     @cached_property

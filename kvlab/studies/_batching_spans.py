@@ -11,7 +11,7 @@ from kvlab.serving.gantt import Gantt
 from kvlab.serving.scheduler_config import SchedulerConfig
 from kvlab.serving.simulator import simulate
 from kvlab.serving.workloads import synthetic
-from kvlab.studies._serving import ENGINE
+from kvlab.studies._serving import engine
 
 METRICS = {"span_s": "s", "blocks_used": "count"}
 EVERY = 8                       # steps between two readings of the blocks in use
@@ -39,7 +39,7 @@ class Spans:
         """Each span's length, and the blocks in use over time."""
         gantt = Gantt()
         simulate(synthetic(self.workload, self.count, self.rate, self.seed), SchedulerConfig(**dict(self.config)),
-                 num_blocks=self.num_blocks, step_time=ENGINE, every_s=None, on_step=gantt)
+                 num_blocks=self.num_blocks, step_time=engine(), every_s=None, on_step=gantt)
         rows = [self._row("span_s", span.ended_s - span.began_s, "gantt", request=span.id, what=span.what,
                           began_s=span.began_s) for span in gantt.spans().itertuples()]
         used = [(ended, blocks) for _, _, ended, *_, blocks in gantt.steps]
@@ -48,8 +48,8 @@ class Spans:
 
     def _row(self, metric: str, value: float, question: str, **about) -> dict:
         reading = Reading(metric, float(value), METRICS[metric], "simulated", source="serving.gantt",
-                          method="one simulation", hardware=f"simulated {ENGINE.device}",
-                          note=f"simulated clock; step time: {ENGINE.source}")
+                          method="one simulation", hardware=f"simulated {engine().device}",
+                          note=f"simulated clock; step time: {engine().source}")
         shown = dict(question=question, label=self.label, num_blocks=self.num_blocks, **about)
         return {"comparison_id": self.comparison_id, "case_id": digest([self.comparison_id, metric, about]),
                 **self.columns(), "case": json.dumps(shown, sort_keys=True), **asdict(reading), "scope": "comparison"}

@@ -16,7 +16,7 @@ from kvlab.serving.request import Request
 from kvlab.serving.scheduler_config import SchedulerConfig
 from kvlab.serving.simulator import Simulation, StepRecord, simulate
 from kvlab.serving.workloads import synthetic
-from kvlab.studies._serving import BLOCKS, ENGINE
+from kvlab.studies._serving import BLOCKS, engine
 
 METRICS = {"running": "count", "waiting": "count", "kv_usage": "ratio", "preemption_ratio": "ratio",
            "cache_evictions": "count", "firing": "ratio", "detected_after_s": "s", "false_share": "ratio",
@@ -88,7 +88,7 @@ class Incident:
         def count(record: StepRecord) -> None:
             evicted.append((record.ended_s, record.evictions))
         done = simulate(self.requests(seed), SchedulerConfig(prefix_caching=True), num_blocks=BLOCKS,
-                        step_time=ENGINE, every_s=EVERY_S, on_step=count)
+                        step_time=engine(), every_s=EVERY_S, on_step=count)
         return done, evicted
 
     def _states(self, done: Simulation, evicted) -> dict[str, list[tuple[float, bool]]]:
@@ -143,7 +143,7 @@ class Incident:
 
     def _reading(self, metric: str, value: float, method: str) -> Reading:
         return Reading(metric, float(value), METRICS[metric], "simulated", source="serving.alerts", method=method,
-                       hardware=f"simulated {ENGINE.device}", note=f"simulated clock; step time: {ENGINE.source}")
+                       hardware=f"simulated {engine().device}", note=f"simulated clock; step time: {engine().source}")
 
     def _row(self, reading: Reading, **about) -> dict:
         shown = dict(about, calm_s=self.calm_s, burst_s=self.burst_s)

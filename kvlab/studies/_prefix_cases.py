@@ -19,7 +19,7 @@ from kvlab.serving.traces import read_trace
 from kvlab.serving.workloads import LogNormal, Workload, synthetic
 from kvlab.studies import _prefix_prefill
 from kvlab.studies._prefix_prefill import Prefill
-from kvlab.studies._serving import BLOCKS, ENGINE, MODEL
+from kvlab.studies._serving import BLOCKS, MODEL, engine
 
 METRICS = {**_prefix_prefill.METRICS, "hit_rate": "ratio", "live_memory_saved": "ratio", "prefill_saved": "ratio",
            "ttft_mean_s_ratio": "ratio"}
@@ -132,9 +132,9 @@ class Engine:
         for metric in found[0]:
             mean = t_interval(one[metric] for one in found)
             readings.append(Reading(metric, mean.value, METRICS[metric], "simulated", low=mean.low, high=mean.high,
-                                    n=mean.n, source="serving.simulator", hardware=f"simulated {ENGINE.device}",
+                                    n=mean.n, source="serving.simulator", hardware=f"simulated {engine().device}",
                                     method="with a prefix cache against without, mean over seeds",
-                                    note=f"simulated clock; step time: {ENGINE.source}"))
+                                    note=f"simulated clock; step time: {engine().source}"))
         return _rows(self, readings)
 
     def _one(self, seed: int) -> dict[str, float]:
@@ -154,7 +154,7 @@ class Engine:
             total[0] += record.blocks_used * seconds
             total[1] += len(record.live) * seconds
         done = simulate(synthetic(load, self.count, seed=seed), SchedulerConfig(prefix_caching=caching),
-                        num_blocks=BLOCKS, step_time=ENGINE, every_s=None, on_step=add)
+                        num_blocks=BLOCKS, step_time=engine(), every_s=None, on_step=add)
         return done, total[0] / total[1]
 
 

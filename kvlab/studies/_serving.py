@@ -23,24 +23,31 @@ from kvlab.serving.request import Request
 from kvlab.serving.scheduler_config import SchedulerConfig
 from kvlab.serving.simulator import Simulation, StepRecord, simulate
 from kvlab.serving.step_models import parts
+from kvlab.serving.step_time import StepTime
 from kvlab.serving.workloads import synthetic
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MODEL = "meta-llama/Llama-3.1-8B"
-# One real engine: how many blocks its log printed, and what its steps cost (data/engine_rates.csv, fitted on that run).
-# Source: casys-kaist/LLMServingSim@5daddb2, bench/examples/RTX4090/Llama-3.1-8B.
-BLOCKS = 2588
-ENGINE = replace(parts(gpu("RTX 4090"), ranked(model(MODEL))), source="the kernels of Llama-3.1-8B in bf16 one after "
-                 "another, at shares of the RTX 4090's data sheet fitted on one recorded run of vLLM 0.19 "
-                 "(data/engine_rates.csv); steps are planned one at a time, not ahead")
+BLOCKS = 2588                   # of one real engine: what its log printed
 LONG = 512                      # tokens from which a prompt is no short one: the article's threshold
 METRICS = {"makespan_s": "s", "tokens_per_s": "token/s", "requests_per_s": "request/s", "ttft_mean_s": "s",
            "ttft_p50_s": "s", "ttft_p99_s": "s", "ttft_short_mean_s": "s", "ttft_long_mean_s": "s",
            "ttft_long_max_s": "s", "tpot_mean_s": "s", "tpot_p99_s": "s", "itl_p99_s": "s",
            "queue_mean_s": "s", "queue_p99_s": "s", "e2e_mean_s": "s", "e2e_p99_s": "s", "preemption_ratio": "ratio",
            "hit_rate": "ratio", "rejected_share": "ratio", "cut_share": "ratio", "kv_usage_mean": "ratio"}
+
+
+@cache
+def engine() -> StepTime:
+    """What the steps of that engine cost: data/engine_rates.csv, fitted on its run.
+
+    Source: casys-kaist/LLMServingSim@5daddb2, bench/examples/RTX4090/Llama-3.1-8B.
+    """
+    return replace(parts(gpu("RTX 4090"), ranked(model(MODEL))), source="the kernels of Llama-3.1-8B in bf16 one after "
+                   "another, at shares of the RTX 4090's data sheet fitted on one recorded run of vLLM 0.19 "
+                   "(data/engine_rates.csv); steps are planned one at a time, not ahead")
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ def _simulated(load: Load, config: tuple, num_blocks: int, block_size: int, seed
     """The metrics of one simulation; many cases share a baseline."""
     gaps = Gaps()
     done = simulate(load.requests(seed), SchedulerConfig(**dict(config)), num_blocks=num_blocks, block_size=block_size,
-                    step_time=ENGINE, every_s=None, on_step=gaps)
+                    step_time=engine(), every_s=None, on_step=gaps)
     found = done.summary()
     found |= {**_by_length(done), "rejected_share": done.rejected / found["requests"],
               "cut_share": sum(one.generated < one.request.output_tokens for one in done.served
@@ -165,7 +172,7 @@ def _over_seeds(metric: str, values: Sequence[float | None], unit: str, beside: 
     return Reading(metric, estimate.value, unit, "simulated", n=estimate.n, **ends, source="serving.simulator",
                    denominator=f"the same requests, {beside}" if beside else "",
                    method=f"{'geometric mean' if log else 'mean'} over {len(values)} seeds",
-                   hardware=f"simulated {ENGINE.device}", note=f"simulated clock; step time: {ENGINE.source}")
+                   hardware=f"simulated {engine().device}", note=f"simulated clock; step time: {engine().source}")
 
 
 def _by_length(done: Simulation) -> dict[str, float | None]:
@@ -185,7 +192,7 @@ def capacity_of(load: Load) -> tuple[float, float]:
     The second is the pool's tokens ÷ the mean length of a whole request, which no engine knows beforehand.
     """
     every = [replace(one, arrival_s=0.0) for one in load.requests(seed=0)]
-    done = simulate(every, SchedulerConfig(), num_blocks=BLOCKS, step_time=ENGINE, every_s=None)
+    done = simulate(every, SchedulerConfig(), num_blocks=BLOCKS, step_time=engine(), every_s=None)
     mean = sum(one.prompt_tokens + one.output_tokens for one in every) / len(every)
     return done.finished / done.makespan_s, (BLOCKS - 1) * 16 / mean
 

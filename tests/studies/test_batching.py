@@ -21,7 +21,7 @@ from kvlab.studies._serving import Load, Serving, value_of
 @pytest.fixture
 def second(monkeypatch):
     """An engine whose every step takes one second."""
-    monkeypatch.setattr(_serving, "ENGINE", fixed(1.0))
+    monkeypatch.setattr(_serving, "engine", lambda: fixed(1.0))
     _serving._simulated.cache_clear()
     yield
     _serving._simulated.cache_clear()
