@@ -26,7 +26,7 @@ from kvlab.serving.scheduler_config import SchedulerConfig
 class Scheduler:
     """Requests waiting for and running on one engine over one block pool. The clock is the caller's.
 
-    submit a request when it arrives, ask for the next step with schedule(now), and call finish(step) when it has
+    submit a request when it arrives, ask for the next step with schedule(), and call finish(step) when it has
     taken its time. Counters: preemptions; queried_tokens and cached_tokens, the prompt tokens looked up in the prefix
     cache and found there at first admission (who comes back after a preemption is not counted, as in vLLM).
     """
@@ -75,7 +75,7 @@ class Scheduler:
         self._wait(live)
         return live
 
-    def schedule(self, now: float) -> Step:
+    def schedule(self) -> Step:
         """Put the next step together and give it its blocks; its batch is empty where nothing can run."""
         step, config = Step(), self.config
         budget = self._run(step, config.max_num_batched_tokens)

@@ -204,14 +204,14 @@ def _plan(engine: _Replica, now: float, done: Simulation) -> None:
     """The engine's step that begins now: planned now, or while the last one was computed; then the one after it."""
     scheduler = engine.scheduler
     before = (scheduler.preemptions, scheduler.queried_tokens, scheduler.cached_tokens)
-    engine.step, planned = engine.ahead or (scheduler.schedule(now), now)
+    engine.step, planned = engine.ahead or (scheduler.schedule(), now)
     if not (engine.step.batch.sequences or engine.step.preempted):
         raise RuntimeError(f"{scheduler.waiting} requests wait, and an empty engine admits none: a bug in kvlab")
     for live in engine.step.admitted:
         live.served.scheduled_s = planned
     engine.ahead = None
     if scheduler.config.async_scheduling:
-        ahead = scheduler.schedule(now)
+        ahead = scheduler.schedule()
         if ahead.batch.sequences or ahead.preempted:
             engine.ahead = (ahead, now)
     done.preemptions += scheduler.preemptions - before[0]

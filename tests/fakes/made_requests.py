@@ -58,7 +58,7 @@ def drive(requests: Iterable[Request], config: SchedulerConfig, num_blocks: int 
                 return scheduler, done
             now = coming[0].arrival_s
             continue
-        step = scheduler.schedule(now)
+        step = scheduler.schedule()
         each(scheduler, step, now)
         assert step.batch.sequences or step.preempted, "a step without work: nobody would ever move"
         for live in step.admitted:

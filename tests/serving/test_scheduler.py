@@ -339,12 +339,12 @@ def test_what_is_taken_back_is_free_for_those_who_come_after():
     """Two tokens a step for three: b's goes back to the budget, a takes b's blocks, and c still has its turn."""
     scheduler = Scheduler(replace(CONFIG, policy="priority"), BlockPool(6, 4))
     b = scheduler.submit(Served(Request("b", 0, 6, 6, priority=1)))
-    scheduler.finish(scheduler.schedule(0))
+    scheduler.finish(scheduler.schedule())
     a, c = (scheduler.submit(Served(Request(name, 1, prompt, 4))) for name, prompt in (("a", 8), ("c", 3)))
-    scheduler.finish(scheduler.schedule(1))
+    scheduler.finish(scheduler.schedule())
     assert (b.computed, b.known, b.left, a.computed, c.computed) == (7, 8, 4, 8, 3)
     scheduler.config = replace(scheduler.config, max_num_batched_tokens=2)
-    step = scheduler.schedule(2)
+    step = scheduler.schedule()
     assert step.preempted == [b] and (b.computed, b.known, b.left) == (0, 8, 4)
     assert (a.computed, c.computed) == (9, 4) and step.batch.decode_seqs == step.generated == 2
     assert step.batch.kv_tokens == 13 and step.batch.sequences == 2
@@ -395,7 +395,7 @@ def test_settings_that_cannot_be_are_refused(bad, said):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_empty_engine_has_nothing_to_do(policy):
     scheduler = Scheduler(SchedulerConfig(policy=policy), BlockPool(4, 4))
-    assert scheduler.schedule(0.0).batch.sequences == 0 and scheduler.waiting == 0
+    assert scheduler.schedule().batch.sequences == 0 and scheduler.waiting == 0
 
 
 def test_a_rejected_request_does_not_wait():

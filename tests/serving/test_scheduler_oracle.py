@@ -63,7 +63,7 @@ def steps(config: dict, trace: list[dict]) -> list[dict]:
             continue
         before = {name: live.computed for name, live in living.items()}
         counted = (scheduler.queried_tokens, scheduler.cached_tokens)
-        step = scheduler.schedule(now)
+        step = scheduler.schedule()
         tokens = {live.served.request.id: step.chunks.get(live, 1) for live in scheduler.running
                   if live in step.chunks or live.computed > before[live.served.request.id]}
         pool.check([live.table for live in scheduler.running])
