@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvlab import bench, bench_models, bench_serving, bench_simulator
+from kvlab import bench, bench_kernels, bench_models, bench_serving, bench_simulator
 from kvlab.bench import Gate
 from kvlab.bench_inputs import OPERATORS, events
 from kvlab.kv.block_pool import BlockPool
@@ -66,8 +66,9 @@ def test_every_gate_measures_an_interval_around_its_value(monkeypatch):
     monkeypatch.setattr(bench, "PAIRS", 3)
     for name, value in dict(ROUNDS=2, STEPS=100, LONG=500).items():
         monkeypatch.setattr(bench_simulator, name, value)
+    monkeypatch.setattr(bench_kernels, "SWEEP", (512, 1024, 2048))
     longer = ("32768", "figure", "export", "trace", "doctor", "SmolLM2", "RSS", "vLLM",
-              "prompt, naive", "65536", "16384")                                        # and no other kind
+              "prompt, flash", "65536", "16384", "fp8")                                 # and no other kind
     for gate in bench.gates():
         if any(word in gate.name for word in longer):
             continue
