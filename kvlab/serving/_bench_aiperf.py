@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvlab.serving._bench_case import MOST_SAMPLES, STATS, Case, number, text
 from kvlab.serving._trace_formats import json_object
-from kvlab.serving._trace_lines import BadLine, lines
+from kvlab.serving._trace_lines import lines
 
 TAGS = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "itl": "inter_chunk_latency",
         "e2e": "request_latency"}
@@ -82,8 +82,6 @@ def records(path: Path, case: Case) -> list[str]:
     started, failed, tokens, chunks, first, last = [], 0, 0, 0, None, None
     for number_, line, _ in lines(path):
         try:
-            if isinstance(line, BadLine):
-                raise line
             found = json_object(line)
         except ValueError as error:
             raise ValueError(f"{path}: line {number_:,} {error}; give the file as aiperf wrote it") from error

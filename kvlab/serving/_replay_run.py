@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kvlab.catalog._files import opened
 from kvlab.serving._trace_formats import json_object
-from kvlab.serving._trace_lines import BadLine, lines
+from kvlab.serving._trace_lines import lines
 from kvlab.serving.request import Request
 
 REQUESTS, META, SERIES = "requests.jsonl", "meta.json", "timeseries.csv"
@@ -157,8 +157,6 @@ def _rows(path: Path, left_out: dict[str, int]) -> Iterator[_Row]:
     for number, text, _ in lines(path, "a run's requests.jsonl"):
         where = f"{path} line {number}"
         try:
-            if isinstance(text, BadLine):
-                raise text
             record = json_object(text)
         except ValueError as error:
             raise ValueError(f"{where} {error}") from None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
 from kvlab.registry import no_such
+from kvlab.serving._trace_lines import BadLine
 from kvlab.serving.request import Request
 
 MOST_TOKENS = 10**8             # of one prompt or answer; the longest context of a model known is 10⁷
@@ -123,8 +124,11 @@ def record(text: str, columns: list[str] | None) -> Record:
     return dict(zip(columns, cells, strict=True))
 
 
-def json_object(text: str) -> Record:
-    """One JSON object. Refused (ValueError): anything else, NaN, infinities, absurdly long numbers or deep nesting."""
+def json_object(text: str | BadLine) -> Record:
+    """One JSON object. Refused (ValueError): a line that could not be read, anything else, NaN, infinities, absurdly
+    long numbers or deep nesting."""
+    if isinstance(text, BadLine):
+        raise text
     try:
         found = json.loads(text, parse_constant=_no_constant, parse_int=_int)
     except json.JSONDecodeError as error:

@@ -11,6 +11,7 @@ from kvlab.serving.gantt import Gantt
 from kvlab.serving.scheduler_config import SchedulerConfig
 from kvlab.serving.simulator import simulate
 from kvlab.serving.workloads import synthetic
+from kvlab.studies._run import case_row
 from kvlab.studies._serving import engine
 
 METRICS = {"span_s": "s", "blocks_used": "count"}
@@ -51,5 +52,5 @@ class Spans:
                           method="one simulation", hardware=f"simulated {engine().device}",
                           note=f"simulated clock; step time: {engine().source}")
         shown = dict(question=question, label=self.label, num_blocks=self.num_blocks, **about)
-        return {"comparison_id": self.comparison_id, "case_id": digest([self.comparison_id, metric, about]),
-                **self.columns(), "case": json.dumps(shown, sort_keys=True), **asdict(reading), "scope": "comparison"}
+        return case_row(self, reading, digest([self.comparison_id, metric, about]),
+                        case=json.dumps(shown, sort_keys=True))

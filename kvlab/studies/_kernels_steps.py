@@ -13,6 +13,7 @@ from kvlab.attention._base import digest
 from kvlab.catalog.models import model as catalogued
 from kvlab.kv.sizing import kv_bytes, weight_bytes
 from kvlab.record.reading import Reading, missing
+from kvlab.studies._run import case_row
 from kvlab.units import display
 
 METRICS = {"weight_bytes": "B", "kv_bytes": "B", "step_speedup": "ratio", "batch_to_quoted": "count"}
@@ -38,8 +39,7 @@ class Steps:
 
     def rows(self) -> list[dict]:
         """The article's number (quoted), the bytes and the speed-up of every step, and where the two meet."""
-        return [{"comparison_id": self.comparison_id, "case_id": digest([self.comparison_id, at]), **self.columns(),
-                 **at, **asdict(reading), "scope": "comparison"} for at, reading in self._readings()]
+        return [case_row(self, reading, digest([self.comparison_id, at]), **at) for at, reading in self._readings()]
 
     def _readings(self) -> Iterator[tuple[dict, Reading]]:
         value, claim = QUOTED[self.kv_format]

@@ -16,6 +16,7 @@ from kvlab.serving.request import Request
 from kvlab.serving.scheduler_config import SchedulerConfig
 from kvlab.serving.simulator import Simulation, StepRecord, simulate
 from kvlab.serving.workloads import synthetic
+from kvlab.studies._run import case_row
 from kvlab.studies._serving import BLOCKS, engine
 
 METRICS = {"running": "count", "waiting": "count", "kv_usage": "ratio", "preemption_ratio": "ratio",
@@ -147,8 +148,7 @@ class Incident:
 
     def _row(self, reading: Reading, **about) -> dict:
         shown = dict(about, calm_s=self.calm_s, burst_s=self.burst_s)
-        return {"comparison_id": self.comparison_id, "case_id": digest([self.comparison_id, about]), **self.columns(),
-                "case": json.dumps(shown, sort_keys=True), **asdict(reading), "scope": "comparison"}
+        return case_row(self, reading, digest([self.comparison_id, about]), case=json.dumps(shown, sort_keys=True))
 
 
 def _at(steps: list[tuple[float, int]], times) -> list[int]:

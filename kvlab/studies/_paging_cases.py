@@ -17,6 +17,7 @@ from kvlab.serving.scheduler_config import SchedulerConfig
 from kvlab.serving.simulator import StepRecord, simulate
 from kvlab.serving.step_time import fixed
 from kvlab.serving.workloads import synthetic
+from kvlab.studies._run import case_row
 
 METRICS = {"waste_of_tokens": "ratio", "used_share": "ratio", "sequences_held": "count", "blocks_held": "count"}
 POOL_TOKENS = 41_408            # what one RTX 4090 held for Llama-3.1-8B beside its weights (2,588 blocks of 16)
@@ -62,7 +63,7 @@ class Lengths:
             readings.append(Reading("waste_of_tokens", self.block_size / 2 / lengths.mean(), "ratio", "modelled",
                                     source="the rule of half a block", hardware="none",
                                     method="formula:block_size ÷ 2 ÷ mean length"))
-        return _as_rows(self, readings)
+        return [case_row(self, reading) for reading in readings]
 
     def _lengths(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """(tokens now, tokens at the end) of sequences that live at a random moment: longer answers live longer."""
@@ -134,14 +135,9 @@ class Snapshot:
                          blocks=table, tokens=tokens)
             reading = Reading("blocks_held", len(table), "count", "simulated", source="kv.block_pool", hardware="none",
                               method=f"block table after {self.after_steps} steps")
-            rows += [{**row, "case_id": digest([self.comparison_id, name]), "case": json.dumps(shown, sort_keys=True)}
-                     for row in _as_rows(self, [reading])]
+            rows.append(case_row(self, reading, digest([self.comparison_id, name]),
+                                 case=json.dumps(shown, sort_keys=True)))
         return rows
-
-
-def _as_rows(case: Lengths | Snapshot, readings: list[Reading]) -> list[dict]:
-    return [{"comparison_id": case.comparison_id, "case_id": case.comparison_id, **case.columns(), **asdict(reading),
-             "scope": "comparison"} for reading in readings]
 
 
 def cases(size: str, workload: str, sizes: tuple[int, ...]) -> Iterator[Lengths | Snapshot]:

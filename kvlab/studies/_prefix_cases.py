@@ -19,6 +19,7 @@ from kvlab.serving.traces import read_trace
 from kvlab.serving.workloads import LogNormal, Workload, synthetic
 from kvlab.studies import _prefix_prefill
 from kvlab.studies._prefix_prefill import Prefill
+from kvlab.studies._run import case_row
 from kvlab.studies._serving import BLOCKS, MODEL, engine
 
 METRICS = {**_prefix_prefill.METRICS, "hit_rate": "ratio", "live_memory_saved": "ratio", "prefill_saved": "ratio",
@@ -51,11 +52,12 @@ class Sharers:
             cache.allocate([*range(common), *range(request * size + common, (request + 1) * size)])
         saved = 1 - pool.used_blocks / (blocks * self.sharers)
         formula = self.shared * (self.sharers - 1) / self.sharers
-        return _rows(self, [
+        readings = [
             Reading("memory_saved", saved, "ratio", "simulated", source="kv.prefix", hardware="none",
                     method="1 − blocks in use ÷ blocks without sharing"),
             Reading("memory_saved", formula, "ratio", "modelled", source="formula", hardware="none",
-                    method="formula:f · (R − 1) ÷ R")])
+                    method="formula:f · (R − 1) ÷ R")]
+        return [case_row(self, reading) for reading in readings]
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,9 @@ class Pool:
         rates = t_interval(self._rate(seed) for seed in self.seeds)
         ends = dict(low=rates.low, high=rates.high) if rates.n > 1 else {}
         over = "the recorded requests" if self.trace else "mean over seeds"
-        return _rows(self, [Reading("hit_rate", rates.value, "ratio", "simulated", n=rates.n, source="kv.block_pool",
-                                    hardware="none", method=f"least recently used blocks evicted; {over}", **ends)])
+        return [case_row(self, Reading("hit_rate", rates.value, "ratio", "simulated", n=rates.n, hardware="none",
+                                       source="kv.block_pool", method=f"least recently used blocks evicted; {over}",
+                                       **ends))]
 
     def _rate(self, seed: int) -> float:
         requests = list(read_trace(trace_file(self.workload)) if self.trace else
@@ -135,7 +138,7 @@ class Engine:
                                     n=mean.n, source="serving.simulator", hardware=f"simulated {engine().device}",
                                     method="with a prefix cache against without, mean over seeds",
                                     note=f"simulated clock; step time: {engine().source}"))
-        return _rows(self, readings)
+        return [case_row(self, reading) for reading in readings]
 
     def _one(self, seed: int) -> dict[str, float]:
         load = Workload("system prompts", self.rate, prompt=LogNormal(1400, 0.25, 1040, 4096),
@@ -156,11 +159,6 @@ class Engine:
         done = simulate(synthetic(load, self.count, seed=seed), SchedulerConfig(prefix_caching=caching),
                         num_blocks=BLOCKS, step_time=engine(), every_s=None, on_step=add)
         return done, total[0] / total[1]
-
-
-def _rows(case: Sharers | Pool | Engine, readings: list[Reading]) -> list[dict]:
-    return [{"comparison_id": case.comparison_id, "case_id": case.comparison_id, **case.columns(), **asdict(reading),
-             "scope": "comparison"} for reading in readings]
 
 
 def trace_file(workload: str) -> Path:

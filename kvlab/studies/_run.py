@@ -14,7 +14,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -24,7 +24,7 @@ from kvlab.attention._variant import _class_in
 from kvlab.probes import measure, probes
 from kvlab.probes._base import Watch
 from kvlab.record.environment import Manifest, VariantSource
-from kvlab.record.reading import failed
+from kvlab.record.reading import Reading, failed
 from kvlab.record.store import RunStore
 from kvlab.registry import Registry
 
@@ -171,10 +171,13 @@ def in_process(job: Job, cases: Iterable[Case]) -> Iterator[list[dict]]:
 
 def failed_case(case: Case, why: str, status: str = "failed") -> list[dict]:
     """The row of a case that as a whole came to nothing."""
-    from dataclasses import asdict
-    reading = failed("case", "count", why, status)
-    return [{"comparison_id": case.comparison_id, "case_id": case.comparison_id, **case.columns(),
-             **asdict(reading), "scope": "comparison"}]
+    return [case_row(case, failed("case", "count", why, status))]
+
+
+def case_row(case: Case, reading: Reading, case_id: str | None = None, /, **columns) -> dict:
+    """A reading as a row about a whole case, or about the part of it that case_id names; columns beside the case's."""
+    return {"comparison_id": case.comparison_id, "case_id": case_id or case.comparison_id, **case.columns(), **columns,
+            **asdict(reading), "scope": "comparison"}
 
 
 def _with_progress(results, total, study, progress):

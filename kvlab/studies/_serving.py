@@ -25,6 +25,7 @@ from kvlab.serving.simulator import Simulation, StepRecord, simulate
 from kvlab.serving.step_models import parts
 from kvlab.serving.step_time import StepTime
 from kvlab.serving.workloads import synthetic
+from kvlab.studies._run import case_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,8 +110,7 @@ class Serving:
             readings += [_over_seeds(f"{name}_ratio", [a[name] / b[name] if a[name] and b[name] else None
                                                        for a, b in zip(mine, base)], "ratio", beside)
                          for name in mine[0] if METRICS[name] != "ratio"]
-        return [{"comparison_id": self.comparison_id, "case_id": self.comparison_id, **self.columns(),
-                 **asdict(reading), "scope": "comparison"} for reading in readings]
+        return [case_row(self, reading) for reading in readings]
 
 
 @cache

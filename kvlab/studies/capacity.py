@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 
 from kvlab.attention._base import digest
@@ -17,7 +17,7 @@ from kvlab.record.reading import Reading, missing
 from kvlab.serving.capacity import check_logs
 from kvlab.serving.server_logs import check
 from kvlab.studies._capacity_findings import findings
-from kvlab.studies._run import Case
+from kvlab.studies._run import Case, case_row
 
 __all__ = ["METRICS", "SIZES", "Budgets", "Logs", "cases", "findings", "run"]
 SIZES = ("smoke", "small", "large")
@@ -85,9 +85,8 @@ class Budgets:
 
 
 def _row(case: Logs | Budgets, name: str, shown: dict, reading: Reading, model: str) -> dict:
-    return {"comparison_id": case.comparison_id, "case_id": digest([case.comparison_id, name]), **case.columns(),
-            "model": model or "not stated", "case": json.dumps(shown, sort_keys=True), **asdict(reading),
-            "scope": "comparison"}
+    return case_row(case, reading, digest([case.comparison_id, name]), model=model or "not stated",
+                    case=json.dumps(shown, sort_keys=True))
 
 
 def cases(size: str, *, device: str = "cpu", variants=None, model: str | None = None) -> Iterator[Case]:

@@ -1,13 +1,13 @@
 """kvlab plan: how many requests fit, which GPUs a load needs, the longest context; start-up logs against the model."""
 from __future__ import annotations
 
-import inspect
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from kvlab.verbs._options import beside, print_json
 
 Gib = Annotated[float | None, typer.Option(help="Known better than the model does, in GiB of one GPU.")]
 
@@ -90,7 +90,7 @@ def command(
 
 def _show(found, as_json: bool) -> int:
     if as_json:
-        _print_json(asdict(found))
+        print_json(asdict(found))
     else:
         from kvlab.show_serving import print_plan
         print_plan(found)
@@ -101,7 +101,7 @@ def _no(name: str, why: str, as_json: bool) -> int:
     """The answer to a fair question is no: one sentence, or as JSON."""
     from kvlab.show import printable
     if as_json:
-        _print_json(dict(model=name, starts=False, why=why))
+        print_json(dict(model=name, starts=False, why=why))
     else:
         print(printable(f"{name} {why}"))
     return 1
@@ -109,9 +109,7 @@ def _no(name: str, why: str, as_json: bool) -> int:
 
 def _refuse_others(given: dict, *names: str) -> None:
     """Options beside these that were set, and would not be looked at."""
-    usual = {name: one.default for name, one in inspect.signature(command).parameters.items()}
-    wrong = ["MODEL" if name == "model" else f"--{name.replace('_', '-')}" for name in usual
-             if name not in names and given[name] != usual[name]]
+    wrong = beside(command, given, *names)
     if wrong:
         raise ValueError(f"{', '.join(wrong)} cannot be set with --{names[0].replace('_', '-')}: leave "
                          f"{'them' if len(wrong) > 1 else 'it'} out")
@@ -124,15 +122,11 @@ def _need(spec, gpu: str | None, gpus: int | None, need: int, settings, as_json:
     counts = COUNTS if gpus is None else (gpus,)
     found = gpus_for(spec, need, settings, counts)
     if as_json:
-        _print_json([asdict(one) for one in found])
+        print_json([asdict(one) for one in found])
     else:
         from kvlab.show_serving import print_gpu_options
         print_gpu_options(spec.name, need, settings, counts, found)
     return 0 if found else 1
-
-
-def _print_json(data) -> None:
-    print(json.dumps(data, indent=2, ensure_ascii=False))
 
 
 def _lengths(trace: Path | None) -> list[tuple[int, int]]:
@@ -152,7 +146,7 @@ def _longest(spec, gpu: str | None, gpus: int, need: int, settings, as_json: boo
     tokens, reached = longest_option(spec, gpu, gpus, need, settings)
     bound, tp = tokens == spec.context, reached.tp if reached else settings.tp
     if as_json:
-        _print_json(dict(model=spec.name, gpu=gpu, gpus=gpus, tp=tp, need=need, max_len=tokens, bound_by_context=bound,
+        print_json(dict(model=spec.name, gpu=gpu, gpus=gpus, tp=tp, need=need, max_len=tokens, bound_by_context=bound,
                          kind="modelled"))
     else:
         many = f"{need:,} request{'s' * (need != 1)}"
@@ -166,7 +160,7 @@ def _check_logs(path: Path, as_json: bool) -> None:
     from kvlab.serving.server_logs import check, summary
     rows = check(path)
     if as_json:
-        return _print_json(rows)
+        return print_json(rows)
     from kvlab.show_serving import print_log_rows
     print_log_rows(rows, summary(rows))
 
@@ -194,7 +188,7 @@ def _from_log(path: Path, model: str | None, gpu: str | None, max_len: int | Non
             why_not = str(no)
     code = 1 if gpu and pool.settings and not (found and found.starts) else None
     if as_json:
-        _print_json({**row, "check": judged, "plan": found and asdict(found), "plan_command": command_line,
+        print_json({**row, "check": judged, "plan": found and asdict(found), "plan_command": command_line,
                      "no_plan": why_not})
         return code
     from kvlab.show import printable

@@ -1,14 +1,14 @@
 """kvlab simulate: an engine on a simulated clock, under a trace or a workload; or a recorded run, served again."""
 from __future__ import annotations
 
-import inspect
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from kvlab.verbs._options import beside, print_json, seconds
 
 
 def command(
@@ -147,7 +147,7 @@ def command(
         about["find_rate"] = dict(asdict(searched), kind="simulated", limits=limits)
     first = next((one.rejected for one in done.served if one.rejected), "")
     if as_json:
-        _print_json(dict(summary=done.summary(), first_rejected=first, **about))
+        print_json(dict(summary=done.summary(), first_rejected=first, **about))
     else:
         from kvlab.verbs._simulate_table import print_simulation
         print_simulation(done.summary(), about, first, explain)
@@ -156,7 +156,6 @@ def command(
 
 def _limits(find: bool, rate: float | None, **given: str | None) -> dict[str, float]:
     """The limits of --find-rate in seconds, by the statistic's name in a summary; {} without it."""
-    from kvlab.verbs.watch import _seconds as seconds
     limits = {f"{name}_s": seconds(f"--{name.replace('_', '-')}", text) for name, text in given.items() if text}
     if find != bool(limits):
         raise ValueError("--find-rate needs a limit, such as --ttft-p99 2s" if find else
@@ -168,8 +167,7 @@ def _limits(find: bool, rate: float | None, **given: str | None) -> dict[str, fl
 
 def _refuse_others(given: dict, *names: str) -> None:
     """Options beside these that were set, and would not be looked at."""
-    usual = {name: one.default for name, one in inspect.signature(command).parameters.items()}
-    wrong = [f"--{name.replace('_', '-')}" for name in usual if name not in names and given[name] != usual[name]]
+    wrong = beside(command, given, *names)
     if wrong:
         raise ValueError(f"{', '.join(wrong)} cannot be set with --replay: a recorded run has its own requests and "
                          "settings")
@@ -217,12 +215,8 @@ def _replay(folder, model, gpu, gpus, blocks, constants, fit, scale_from, scale_
     found = replay(folder, fit=fit, carried=carried, **given)
     parts = explain(folder, scale=found.scale if fit == "scalar" else None, **given) if split else None
     if as_json:
-        return _print_json(asdict(found) | (dict(explain=parts) if parts else {}))
+        return print_json(asdict(found) | (dict(explain=parts) if parts else {}))
     from kvlab.verbs._simulate_table import print_explanation, print_replay
     print_replay(found, split)
     if parts:
         print_explanation(parts)
-
-
-def _print_json(data) -> None:
-    print(json.dumps(data, indent=2, ensure_ascii=False, default=str))

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from kvlab.verbs._options import seconds
+
 
 def command(url: Annotated[str, typer.Argument(help="http://host:port of the server; /metrics is added to a bare "
                                                     "host. Not needed for --rules with --engine.")] = "",
@@ -41,21 +43,21 @@ def command(url: Annotated[str, typer.Argument(help="http://host:port of the ser
     for option, path in (("--rules", rules), ("--out", out)):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise ValueError(f"{option} {path} must be a file in a folder that exists")
-    thresholds = Thresholds(preemption_ratio, queue_p99 and _seconds("--queue-p99", queue_p99), kv_usage, hit_rate,
-                            _seconds("--window", window))
+    thresholds = Thresholds(preemption_ratio, queue_p99 and seconds("--queue-p99", queue_p99), kv_usage, hit_rate,
+                            seconds("--window", window))
     if not url and not (rules and engine):
         raise ValueError("give the address of a server, such as http://localhost:8000, or --rules FILE --engine NAME")
     if engine and not rules:
         raise ValueError("--engine goes with --rules; a watched server is known by its metrics")
-    server = Scrape.of(url, _seconds("--timeout", timeout), token_env=token_env) if url else None
+    server = Scrape.of(url, seconds("--timeout", timeout), token_env=token_env) if url else None
     if rules:
         return _write_rules(rules, engine or server.snapshot().engine, thresholds)
     if out is not None and out.suffix != ".parquet":
         raise ValueError(f"--out {out} must be a .parquet file")
-    looks, for_s = [], None if for_ is None else _seconds("--for", for_)
+    looks, for_s = [], None if for_ is None else seconds("--for", for_)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)      # `timeout` and containers end it as Ctrl-C
     try:
-        fired = _show(server, thresholds, _seconds("--every", every), for_s, once, as_json,
+        fired = _show(server, thresholds, seconds("--every", every), for_s, once, as_json,
                       looks.append if out is not None else lambda look: None)
     finally:                                             # whatever ended the watch: what was seen is kept
         signal.signal(signal.SIGTERM, before)
@@ -66,16 +68,6 @@ def command(url: Annotated[str, typer.Argument(help="http://host:port of the ser
     if looks:
         print(out, file=sys.stderr if as_json else sys.stdout)
     return int(fired)
-
-
-def _seconds(option: str, text: str) -> float:
-    """A time such as 500ms, 60s, 5m, 1h or plain seconds."""
-    import re
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)", text.strip())
-    seconds = float(found[1]) * {"ms": 0.001, "s": 1, "": 1, "m": 60, "h": 3600}[found[2]] if found else 0
-    if not 0 < seconds <= 366 * 86400:
-        raise ValueError(f"{option} {text!r} is no time of up to a year; write it as 500ms, 60s, 5m or 1h")
-    return seconds
 
 
 def _write_rules(path: Path, engine: str, thresholds) -> int:
