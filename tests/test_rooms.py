@@ -14,7 +14,7 @@ import kvlab.shapes
 
 PACKAGE = Path(kvlab.shapes.__file__).parent
 
-BASE = {"shapes", "units", "registry", "libraries", "folders", "_child"}
+BASE = {"shapes", "units", "registry", "libraries", "folders", "lang", "_child"}
 ATTENTION = BASE | {"kv", "kernels", "attention"}
 PROBES = ATTENTION | {"catalog", "record", "probes"}
 MODEL = ATTENTION | {"catalog", "model"}
@@ -22,11 +22,11 @@ ACCURACY = MODEL | {"record", "accuracy"}
 BELOW_STUDIES = PROBES | ACCURACY | {"serving"}
 # room or module -> what it may import (itself always); the longest name that matches counts
 MAY_IMPORT = {
-    "shapes": set(), "units": set(), "registry": set(), "folders": set(), "_child": set(), "libraries": {"_child"},
+    "shapes": set(), "units": set(), "registry": set(), "folders": set(), "lang": set(), "_child": set(), "libraries": {"_child"},
     "record": BASE, "catalog": BASE, "kv": BASE, "kernels": BASE,
     "attention": ATTENTION, "probes": PROBES, "model": MODEL, "accuracy": ACCURACY,
     "serving": BASE | {"kv.block_pool", "kv.prefix", "kv.sizing", "catalog", "record"},
-    "studies": BELOW_STUDIES | {"claims"}, "claims": BELOW_STUDIES,
+    "studies": BELOW_STUDIES, "claims": BELOW_STUDIES | {"studies"},
     "figures": BASE | {"record", "catalog", "kv.sizing"},
 }
 # what a person opens: may reach all
@@ -174,7 +174,8 @@ def house(tmp_path):
     ("attention/up", "from ..probes import timer", "attention.up imports kvlab.probes.timer"),
     ("probes/timer", "from kvlab.model import x", "probes.timer imports kvlab.model.x"),
     ("studies/new", "from kvlab.figures import wall", "studies.new imports kvlab.figures.wall"),
-    ("claims/new", "Registry('study', 'kvlab.studies')", "claims.new imports kvlab.studies"),
+    ("studies/new", "Registry('claim', 'kvlab.claims')", "studies.new imports kvlab.claims"),
+    ("claims/new", "from kvlab.figures import make", "claims.new imports kvlab.figures.make"),
     ("model/new", "from kvlab import cli", "model.new imports kvlab.cli"),
     ("__init__", "from kvlab.studies import _run", "__init__ imports kvlab.studies._run outside a function"),
     ("__init__", "import torch", "__init__ imports torch outside a function"),

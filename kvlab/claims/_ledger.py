@@ -1,0 +1,48 @@
+"""All claims in the article's order, and their verdicts on given results."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+
+from kvlab.claims._base import Claim, Judged, judged
+from kvlab.claims._results import Results
+from kvlab.lang import Text
+from kvlab.registry import Registry, no_such
+
+SECTIONS = {1: Text("The bottleneck", "性能瓶颈"), 2: Text("Sizing the cache", "显存计算"), 3: Text("GQA and MQA", "GQA 与 MQA"),
+            4: Text("Flash and Paged Attention", "Flash 与 Paged Attention"), 5: Text("Quantisation", "量化"),
+            6: Text("Continuous batching", "连续批处理"), 7: Text("Serving frameworks", "推理框架"),
+            8: Text("Monitoring and capacity", "监控与容量规划")}
+# module -> section of the article; a module holds CLAIMS, a tuple
+modules = Registry("module of claims", "kvlab.claims")
+
+
+@cache
+def claims() -> dict[str, Claim]:
+    """Every claim by its id, in the article's order."""
+    found = {}
+    for name in modules:
+        for claim in modules[name].CLAIMS:
+            if claim.id in found:
+                raise ValueError(f"claim {claim.id} is there twice")
+            found[claim.id] = replace(claim, section=SECTIONS[modules[name].SECTION])
+    return dict(sorted(found.items()))
+
+
+def chosen(ids: Iterable[str] = (), section: int | None = None) -> list[Claim]:
+    """The claims of those ids (all by default) and that section. Raises KeyError or ValueError with what there is."""
+    if section is not None and section not in SECTIONS:
+        listed = ", ".join(f"{number} {text.en}" for number, text in SECTIONS.items())
+        raise ValueError(f"section {section} is none of the article's; allowed: {listed}")
+    wanted = list(dict.fromkeys(text.upper() for text in ids))
+    if unknown := [one for one in wanted if one not in claims()]:
+        raise no_such("claim", unknown[0], claims())
+    return [claim for claim in claims().values() if (not wanted or claim.id in wanted)
+            and (section is None or claim.section == SECTIONS[section])]
+
+
+def ledger(results: Results | None = None, *, ids: Iterable[str] = (), section: int | None = None) -> list[Judged]:
+    """The verdict on each claim from stored results (default: the reference runs that kvlab ships)."""
+    results = results or Results()
+    return [judged(claim, claim.evidence(results)) for claim in chosen(ids, section)]
