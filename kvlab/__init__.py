@@ -13,7 +13,7 @@ _LAZY = {
     "wide": "kvlab.record.wide", "read_table": "kvlab.record.store", "model_spec": "kvlab.catalog.resolve:model",
     "gpu": "kvlab.catalog.gpus",
     "size": "kvlab.api", "measure": "kvlab.api", "run": "kvlab.api", "figure": "kvlab.api",
-    "findings": "kvlab.api", "reference": "kvlab.api", "export": "kvlab.record.export",
+    "findings": "kvlab.api", "ledger": "kvlab.api", "reference": "kvlab.api", "export": "kvlab.record.export",
     "read_trace": "kvlab.record.trace", "compare": "kvlab.comparing", "table": "kvlab.record.reading",
     "load_decoder": "kvlab.model.load", "attach": "kvlab.model.transformers", "capture": "kvlab.model.capture",
     "score": "kvlab.accuracy.scoring",

@@ -83,6 +83,23 @@ def reference(study: str) -> Path:
     return shipped[study]
 
 
+def ledger(runs: Iterable[Path | str] = (), *, ids: Iterable[str] = (), section: int | None = None) -> pd.DataFrame:
+    """The article's claims with their verdicts, one line each, in English and Chinese (columns that end in _zh).
+
+    runs: results to judge in place of the shipped ones of their studies (directories, ids, files). ids: claims such as
+    "C03". section: of the article, 1 … 8. Columns value, unit, low, high and n are the headline's; kind is the weakest
+    of the evidence that decided; evidence lists all of it.
+    """
+    import pandas as pd
+
+    from kvlab.claims import as_row
+    from kvlab.claims import ledger as judge_all
+    from kvlab.claims._results import Results, runs_of
+    found = judge_all(Results(runs_of(map(str, runs))), ids=ids, section=section)
+    # as objects: None stays None where a number is missing
+    return pd.DataFrame([as_row(one) for one in found]).astype({name: object for name in ("value", "low", "high", "n")})
+
+
 def figure(name: str, run: pd.DataFrame | Path | str | None = None, *, out: Path | str | None = None,
            formats: Sequence[str] = ("png", "pdf")):
     """Draw a figure from stored rows; returns the matplotlib Figure, or with `out` the files written.

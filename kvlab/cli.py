@@ -14,6 +14,7 @@ import typer
 
 from kvlab.registry import Registry
 from kvlab.units import display
+from kvlab.verbs._options import results
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="A laboratory for the KV cache: every number with where it came from.")
@@ -208,12 +209,15 @@ def run(study: Annotated[str, typer.Argument(help="A name from `kvlab ls studies
         model: Annotated[str | None, typer.Option(help="A model of `kvlab ls models`.")] = None,
         trace: Annotated[bool, typer.Option("--trace", help="Also trace each trial's operators, by torch's profiler "
                                                             "in a pass of its own.")] = False,
-        tune: Tune = True, also: Also = None) -> int:
+        tune: Tune = True, also: Also = None,
+        lang: Annotated[str, typer.Option(help="en, or zh for findings and figures in Chinese.")] = "en") -> int:
     """Run a study; prints its findings, draws its figures, and ends with the run directory."""
+    from kvlab.lang import Text, checked
     from kvlab.record.store import find_run
     from kvlab.show import print_failures, print_findings
     from kvlab.studies._run import run as run_study
     from kvlab.studies._run import studies
+    checked(lang)                                       # said before anything is measured
     chosen = None if variants is None else [name.strip() for name in variants.split(",") if name.strip()]
     resumed = None if resume is None else find_run(resume, out)
     begun = []
@@ -227,41 +231,24 @@ def run(study: Annotated[str, typer.Argument(help="A name from `kvlab ls studies
                   f"kvlab run {study} --resume {begun[0].path}", file=sys.stderr)
         raise
     table = store.table()
-    print_findings(getattr(studies[study], "findings", lambda table: [])(table))
-    print_failures(table)
-    _draw_all(study, store.path)
-    print(f"\nNext: kvlab report {store.path}, or kvlab figure {study} --run {store.path}")
+    print_findings(getattr(studies[study], "findings", lambda table: [])(table), lang)
+    print_failures(table, lang)
+    _draw_all(study, store.path, lang)
+    report, figure = f"kvlab report {store.path}", f"kvlab figure {study} --run {store.path}"
+    print("\n" + Text(f"Next: {report}, or {figure}", f"下一步：{report}，或 {figure} --lang zh").of(lang))
     print(store.path)
     return _exit_code(table[["status"]].to_dict("records"))
 
 
-def _draw_all(study: str, path: Path) -> None:
+def _draw_all(study: str, path: Path, lang: str) -> None:
     """The study's figures into the run; one that the rows do not allow is said and left out."""
     from kvlab.figures import figures, save
     for name in figures:
         if figures[name].STUDY == study:
             try:
-                save(name, path, path / "figures")
+                save(name, path, path / "figures", lang=lang)
             except Exception as error:                   # whatever it is: the run is stored, and its name must be said
                 print(f"kvlab: no figure {name}: {error}", file=sys.stderr)
-
-
-@app.command()
-def figure(name: Annotated[str, typer.Argument(help="A name from `kvlab ls figures`.")],
-           run: Annotated[str | None, typer.Option(help="Run directory, id or file; default: shipped rows.")] = None,
-           out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("."),
-           formats: Annotated[str, typer.Option("--format", help="Of png, pdf, svg.")] = "png,pdf") -> None:
-    """Draw a figure from stored rows, and write the CSV of exactly what it shows."""
-    from kvlab.figures import save
-    for path in save(name, _results(run), out, tuple(f.strip() for f in formats.split(","))):
-        print(path)
-
-
-def _results(run: str | None) -> Path | None:
-    if run is None or Path(run).suffix in (".parquet", ".csv", ".jsonl"):
-        return None if run is None else Path(run)
-    from kvlab.record.store import find_run
-    return find_run(run, Path("profiles"))
 
 
 @app.command()
@@ -269,7 +256,7 @@ def report(run: Annotated[str, typer.Argument(help="A run directory or id.")],
            out: Annotated[Path | None, typer.Option(help="Default: report.html in the run.")] = None) -> None:
     """Write one self-contained HTML page about a run."""
     from kvlab.report import write_report
-    print(write_report(_results(run), out))
+    print(write_report(results(run), out))
 
 
 @app.command()
@@ -417,17 +404,6 @@ def lab(notebook: Annotated[str | None, typer.Argument(help="A notebook to open;
 
 
 @app.command()
-def export(run: Annotated[str, typer.Argument(help="A run directory, id or file of results.")],
-           format: Annotated[str, typer.Option(help="csv, parquet, latex or chrome-trace.")],
-           out: Annotated[Path | None, typer.Option(help="File, or folder that is there; default: here.")] = None,
-           wide: Annotated[bool, typer.Option("--wide", help="One line per case instead of one per reading.")] = False
-           ) -> None:
-    """Write a run's readings, or its operator traces, for other programs."""
-    from kvlab.record.export import export as export_run
-    print(export_run(_results(run), format, out, wide=wide))
-
-
-@app.command()
 def trace(file: Annotated[str, typer.Argument(help="A .json or .json.gz trace, or a run directory or id.")],
           top: Annotated[int, typer.Option(help="Operators to show.")] = 15, as_json: Json = False) -> None:
     """Summarise a Chrome trace: top operators, gaps, modelled bytes, kernels."""
@@ -451,7 +427,7 @@ def _trace_file(text: str) -> Path | None:
     path = Path(text)
     if path.is_file() or text.endswith((".json", ".gz")):
         return path
-    folder = path / "traces" if (path / "traces").is_dir() else _results(text) / "traces"
+    folder = path / "traces" if (path / "traces").is_dir() else results(text) / "traces"
     found = sorted(folder.glob("*.json.gz"))
     if not found:
         raise ValueError(f"{text} has no traces; make them with kvlab run STUDY --trace")

@@ -78,7 +78,8 @@ def _notebook(text: str, folder: Path) -> Path:
 def start(one: Lab) -> int:
     """Serve in this process until it ends; Ctrl-C is Jupyter's, which asks before it stops.
 
-    Prints the URL with the token: nobody else can say it. Refused: a configuration that opens the server after all.
+    Prints the URL with the token once it answers: nobody else can say it. Refused: a configuration that opens the
+    server after all.
     """
     # this environment's own kernel before any other of the same name: a user's python3 may be somebody else's
     own = str(Path(sys.prefix, "share", "jupyter"))
@@ -90,7 +91,8 @@ def start(one: Lab) -> int:
     server = LabApp.initialize_server([*one.arguments, *(f"--{provider}.token={token}" for provider in PROVIDERS)])
     _check_shut(server, token)
     where = "/".join(["lab", *(["tree", quote(one.path)] if one.path else [])])
-    print(f"kvlab lab: {server.connection_url}{where}?token={token}", flush=True)
+    # the socket is bound by the loop's first callback; printed before, the URL would be refused for a moment
+    server.io_loop.add_callback(print, f"kvlab lab: {server.connection_url}{where}?token={token}", flush=True)
     server.start()
     return 0
 

@@ -247,19 +247,21 @@ def _text(value) -> str:
     return printable(value) if isinstance(value, str) else ""
 
 
-def print_findings(found) -> None:
+def print_findings(found, lang: str = "en") -> None:
     """One mark per finding; what else was found of the same kind (name before the colon) stands below it."""
+    from kvlab.lang import translated
     said = None
     for finding in found:
         kind = finding.name.partition(":")[0]
-        print("  " if kind == said else "- ", finding.sentence, sep="")
+        print("  " if kind == said else "- ", translated(finding.sentence, lang), sep="")
         said = kind
 
 
-def print_failures(table) -> None:
+def print_failures(table, lang: str = "en") -> None:
     """Each variant that failed, with its first error, on stderr."""
+    from kvlab.lang import translated
     bad = table[table["status"].isin(["failed", "oom"])]
     for variant, rows in bad.groupby("variant", sort=False):
         cases = rows["case_id"].nunique()
-        print(f"! {printable(variant or 'case')}: {printable(rows['error'].iloc[0])} "
-              f"({cases} case{'s' if cases > 1 else ''})", file=sys.stderr)
+        said = translated(f"{variant or 'case'}: {rows['error'].iloc[0]} ({cases} case{'s' if cases > 1 else ''})", lang)
+        print(f"! {printable(said)}", file=sys.stderr)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from kvlab.catalog.gpus import gpus
 from kvlab.catalog.models import models
 from kvlab.figures import figures
+from kvlab.figures._caption import add_footer, footer
 from kvlab.figures._flame import flame
-from kvlab.figures._style import Style, add_footer, drawing, image
+from kvlab.figures._style import Style, drawing, image
 from kvlab.figures.decode_roofline import DecodeStep
 from kvlab.figures.kv_budget import KVBudget
 from kvlab.kv.formats import format_names
@@ -88,7 +89,7 @@ def _drawn(choice: Choice) -> tuple[Figure, pd.DataFrame]:
     rows = module.select(empty, choice)
     with drawing():
         made = module.draw(rows, Style())
-        add_footer(made, rows, empty)
+        add_footer(made, [*footer(rows, empty)])
     return made, rows
 
 

@@ -22,7 +22,8 @@ ACCURACY = MODEL | {"record", "accuracy"}
 BELOW_STUDIES = PROBES | ACCURACY | {"serving"}
 # room or module -> what it may import (itself always); the longest name that matches counts
 MAY_IMPORT = {
-    "shapes": set(), "units": set(), "registry": set(), "folders": set(), "lang": set(), "_child": set(), "libraries": {"_child"},
+    "shapes": set(), "units": set(), "registry": set(), "folders": set(), "_child": set(), "libraries": {"_child"},
+    "lang": {"catalog"},
     "record": BASE, "catalog": BASE, "kv": BASE, "kernels": BASE,
     "attention": ATTENTION, "probes": PROBES, "model": MODEL, "accuracy": ACCURACY,
     "serving": BASE | {"kv.block_pool", "kv.prefix", "kv.sizing", "catalog", "record"},
@@ -33,7 +34,7 @@ MAY_IMPORT = {
 DOORS = {"__init__", "__main__", "api", "cli", "bench", "bench_inputs", "bench_kernels", "bench_models",
          "bench_serving", "bench_simulator", "listing",
          "report", "show", "doctor", "comparing", "lab", "widgets", "widgets_serving", "validate", "validate_answers",
-         "validate_cases", "validate_job", "verbs", "show_serving", "widgets_gantt"}
+         "validate_cases", "validate_job", "verbs", "show_serving", "show_claims", "claims_page", "widgets_gantt"}
 TOPS = {"studies", "figures", "cli"}
 NO_TORCH = BASE | {"record", "catalog", "kv.block_pool", "kv.prefix", "kv.sizing", "serving", "figures"}
 LATE_TORCH = {"__init__", "__main__", "cli", "kv.formats"}      # inside functions only

@@ -23,8 +23,8 @@ WORDS = ("supported", "conditional", "refuted", "outdated", "inconclusive", "unt
 class Evidence:
     """One number that bears on a claim. about: what it is, in each language.
 
-    unit: as in the result table; "share" is shown per cent, "yes/no" is 1 or 0. kind: one of KINDS; a missing number has
-    value None and a `note` that says why and what to run. source: whose number it is (a run, a file with its source).
+    unit: as in the result table; "share" is shown per cent, "yes/no" is 1 or 0. kind: one of KINDS; a missing number
+    has value None and a `note` that says why and what to run. source: whose number it is (a run, a file's source).
     """
     name: str
     about: Text
@@ -183,9 +183,8 @@ def judged(claim: Claim, evidence: Iterable[Evidence]) -> Judged:
     try:
         verdict = claim.judge(found)
     except _Absent:
-        lacking = [one for one in found.looked_at.values() if one.kind == "missing"]
-        note = lacking[-1].note
-        verdict = untestable(f"there is no evidence on: {lacking[-1].about.en}", f"缺少证据：{lacking[-1].about.zh}", note)
+        lacking = [one for one in found.looked_at.values() if one.kind == "missing"][-1]
+        verdict = untestable(f"there is no evidence on: {lacking.about.en}", f"缺少证据：{lacking.about.zh}", lacking.note)
     used = [one.kind for one in found.looked_at.values()]
     if not used:
         raise ValueError(f"{claim.id}: a verdict that looked at no evidence is none")

@@ -1,7 +1,7 @@
 """Where claims take their numbers from: stored results of studies, the catalogue, and facts quoted with a source."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,14 +16,29 @@ if TYPE_CHECKING:
     from kvlab.studies._run import Finding
 
 
+def runs_of(texts: Iterable[str]) -> dict[str, Path]:
+    """study -> where its results are, of runs given as directories, ids or files. Refused: two runs of one study."""
+    from kvlab.record.store import find_run, read_table
+    found: dict[str, Path] = {}
+    for text in texts:
+        path = Path(text) if Path(text).suffix in (".parquet", ".csv", ".jsonl") else find_run(text, Path("profiles"))
+        for study in read_table(path)["study"].dropna().unique():
+            if study in found:
+                raise ValueError(f"{text} and {found[study]} are both results of {study}; give one of them")
+            found[study] = path
+    return found
+
+
 class Results:
     """Stored results by study: the reference runs that kvlab ships, or other runs given in their place.
 
-    runs: study -> run directory or file. Refused: what read_table refuses, a run of another study (ValueError).
+    runs: study -> run directory or file; None = there are no results of it. Refused: what read_table refuses, a run of
+    another study (ValueError).
     """
 
-    def __init__(self, runs: Mapping[str, Path] = {}):        # noqa: B006 - read only
-        self.paths = {path.stem: path for path in (data_dir() / "reference").glob("*.parquet")} | dict(runs)
+    def __init__(self, runs: Mapping[str, Path | None] | None = None):
+        paths = {path.stem: path for path in (data_dir() / "reference").glob("*.parquet")} | dict(runs or {})
+        self.paths = {study: path for study, path in paths.items() if path is not None}
         self._tables: dict[str, pd.DataFrame] = {}
         self._findings: dict[str, dict[str, Finding]] = {}
 
@@ -60,12 +75,13 @@ class Results:
 
     def reading(self, study: str, name: str, about: Text, chosen: pd.DataFrame, *, unit: str = "") -> Evidence:
         """The one row chosen of a study's table as evidence; missing where there is none. Refused: several rows."""
+        import pandas as pd
         if len(chosen) > 1:
             raise ValueError(f"{name}: {len(chosen)} rows of {study} were chosen for one number")
         if chosen.empty or chosen["kind"].iloc[0] == "missing":
             return self.lacking(study, name, about, "" if chosen.empty else str(chosen["note"].iloc[0]))
         row = chosen.iloc[0]
-        low, high, n = (None if row[end] != row[end] or row[end] is None else row[end] for end in ("low", "high", "n"))
+        low, high, n = (None if pd.isna(row[end]) else row[end] for end in ("low", "high", "n"))
         return Evidence(name, about, float(row["value"]), unit or row["unit"], row["kind"], low, high,
                         None if n is None else int(n), source=self.source(study))
 
@@ -91,12 +107,12 @@ class Results:
         return {row["key"]: row for row in rows("facts.csv")}
 
     def quoted(self, key: str, *, name: str = "") -> Evidence:
-        """A fact that others state, of data/facts.csv, with its source and the day it was read. Refused: unknown keys."""
+        """A fact that others state, of data/facts.csv, with its source and the day it was read."""
         row = self.facts[key]
         return Evidence(name or key, Text(row["about"], row["about_zh"]), float(row["value"]), row["unit"], "quoted",
                         source=f"{row['source']} (read {row['read']})")
 
 
 def catalogue(name: str, about: Text, value: float, unit: str, source: str, *, n: int | None = None) -> Evidence:
-    """A number computed from kvlab's catalogue, such as bytes of a model's cache. source: the files or rows behind it."""
+    """A number computed from kvlab's catalogue, such as bytes of a cache. source: the files or rows behind it."""
     return Evidence(name, about, float(value), unit, "modelled", n=n, source=source)

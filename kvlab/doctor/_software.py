@@ -18,7 +18,7 @@ from kvlab.record.environment import environment, load_average
 from kvlab.units import display
 
 facts = Once(environment)
-_GPU = "an NVIDIA GPU and a CUDA build of torch; how it is installed: README, Formats and libraries"
+_GPU = "an NVIDIA GPU and a CUDA build of torch; how it is installed: docs/formats.md"
 # module -> (distribution, what kvlab does with it, what it takes to have it)
 OPTIONAL = {
     "flashinfer": ("flashinfer-python", "variant flashinfer", _GPU),

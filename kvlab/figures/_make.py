@@ -19,56 +19,100 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from kvlab.figures._caption import Caption
+    from kvlab.figures._style import Style
+
 figures = Registry("figure", "kvlab.figures")
-FORMATS = ("png", "pdf", "svg")
+FORMATS = ("png", "pdf", "svg", "pgf")
 
 
-def make(name: str, run: pd.DataFrame | Path | str | None = None) -> Figure:
+def make(name: str, run: pd.DataFrame | Path | str | None = None, *, venue: str | None = None,
+         columns: int = 1) -> Figure:
     """Draw a figure from stored rows.
 
     run: a result table, a run directory, a .parquet, .csv or .jsonl of results; None = the reference run shipped with
-    kvlab. Refused: an unknown name (KeyError), a table without the rows that the figure shows (ValueError), a file
-    that is not there or no result table (StoreError, ValueError).
+    kvlab. venue: neurips, icml, iclr, acl, ieee, acm or slides, over so many of its columns; None = kvlab's own page.
+    Refused: an unknown name or venue (KeyError), a table without the rows that the figure shows, more columns than the
+    venue has (ValueError), a file that is not there or no result table (StoreError, ValueError).
     """
-    return _drawn(name, run)[0]
+    return _drawn(name, run, venue, columns)[0]
 
 
 def save(name: str, run: pd.DataFrame | Path | str | None, out: Path | str,
-         formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
+         formats: Sequence[str] = ("png", "pdf"), *, venue: str | None = None, columns: int = 1,
+         anonymous: bool = False) -> list[Path]:
     """Draw a figure and write `<name>.<format>` for each format and `<name>.csv`, the rows it shows; returns the paths.
 
-    formats: of png, pdf, svg. Fonts are embedded as TrueType (Type 42). The same rows give the same bytes. Refused:
-    what `make` refuses, another format (ValueError), a folder that cannot be written (StoreError).
+    formats: of png, pdf, svg, pgf. Fonts are embedded as TrueType (Type 42). The same rows give the same bytes. With a
+    venue the footer is not in the picture but in `<name>.caption.txt` and `.caption.tex`, and in the metadata of the
+    files. anonymous: without what `kvlab export --anonymous` drops. Refused: what `make` refuses, another format or
+    one whose program is not installed (ValueError), a folder that cannot be written (StoreError).
     """
+    from kvlab.figures._pgf import engine, pgf
+    from kvlab.figures._style import image
     formats = list(dict.fromkeys([formats] if isinstance(formats, str) else formats))
     for wanted in formats:
         if wanted not in FORMATS:
             raise ValueError(f"figure format {wanted!r} is unknown; allowed: {', '.join(FORMATS)}")
-    from kvlab.figures._style import image
-    figure, rows = _drawn(name, run)
+    if "pgf" in formats:
+        engine()                                              # said before anything is drawn or written
+    figure, rows, told = _drawn(name, run, venue, columns, anonymous)
     out = Path(out)
     with explained(out):
         out.mkdir(parents=True, exist_ok=True)
+    caption = told if venue else None
     paths = []
     for wanted in formats:
-        content = image(figure, wanted)
+        made = pgf(figure, name, caption) if wanted == "pgf" else {
+            f"{name}.{wanted}": image(figure, wanted, caption.metadata(wanted) if caption else None)}
         figure.set_layout_engine("none")                      # laid out once: every format shows the same
-        paths.append(out / f"{name}.{wanted}")
-        atomic_write(paths[-1], content)
+        for file, content in made.items():
+            paths.append(out / file)
+            atomic_write(paths[-1], content)
+    for kind, text in (("txt", told.text), ("tex", told.latex)) if venue else ():
+        paths.append(out / f"{name}.caption.{kind}")
+        atomic_write(paths[-1], f"{text}\n".encode())
     paths.append(out / f"{name}.csv")
     write_csv(rows, paths[-1])
     return paths
 
 
-def _drawn(name: str, run: pd.DataFrame | Path | str | None) -> tuple[Figure, pd.DataFrame]:
+def _drawn(name: str, run: pd.DataFrame | Path | str | None, venue: str | None = None, columns: int = 1,
+           anonymous: bool = False) -> tuple[Figure, pd.DataFrame, Caption]:
     module = figures[name]
-    from kvlab.figures._style import Style, add_footer, drawing
+    from kvlab.figures._caption import add_footer, caption
+    from kvlab.figures._style import drawing
+    style = _style(venue, columns)
     table = _table(name, module.STUDY, run)
+    if anonymous:
+        from kvlab.record.anonymous import Anonymous
+        table = Anonymous().table(table)
     rows = module.select(table)
-    with drawing():
-        figure = module.draw(rows, Style())
-        add_footer(figure, rows, table)
-    return figure, rows
+    told = caption(shows(name), rows, table, anonymous=anonymous)
+    with drawing(style.venue):
+        figure = module.draw(rows, style)
+        if style.venue:
+            from kvlab.figures._fit import fit
+            fit(figure, name)
+        else:
+            add_footer(figure, told.lines)
+    return figure, rows, told
+
+
+def shows(name: str) -> str:
+    """What the figure shows, in a line."""
+    return figures[name].__doc__.strip().partition("\n")[0].rstrip(".")
+
+
+def _style(venue: str | None, columns: int) -> Style:
+    from kvlab.figures._style import Style
+    if venue is None:
+        if columns != 1:
+            raise ValueError(f"--columns {columns} is about a venue's page; give --venue too")
+        return Style()
+    from kvlab.figures._venue import venue as named
+    place = named(venue)
+    return Style(place.width(columns), place)
 
 
 def _table(name: str, study: str | None, run: pd.DataFrame | Path | str | None) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""How every figure looks: size, fonts, one colour and marker per variant, the kind of each number, the footer.
+"""How every figure looks: size, fonts, one colour and marker per variant, the kind of each number.
 
 measured = filled with an interval bar, modelled = hollow, quoted = diamond. Figures are made without pyplot, so that
 any thread and any notebook may draw them.
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import textwrap
 import threading
 from collections.abc import Iterable, Iterator
@@ -19,13 +18,15 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from kvlab.record.statistics import aa_resolution
 from kvlab.units import display
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+    from matplotlib.legend import Legend
+
+    from kvlab.figures._venue import Venue
 
 # seaborn's "colorblind", written out (a test compares): importing seaborn brings pyplot and its global state with it
 PALETTE = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9")
@@ -42,30 +43,41 @@ _RC = {
     "text.parse_math": False,                                   # a variant's name may hold a dollar sign
     "pdf.fonttype": 42, "ps.fonttype": 42, "svg.hashsalt": "kvlab",
 }
+PAGE = 8                              # points of a label on kvlab's own page, which sizes here are written for
+WIDE = 4.5                            # inches, with labels of that size: below it panels no longer stand in a row
+FLAT = 0.66                           # of its width: the height of a venue's figure at most, a little above 1 : 1.618
 _UNDATED = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}  # same rows, same file
 _LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
-def drawing() -> Iterator[None]:
-    """kvlab's settings of matplotlib for as long as something is drawn or written.
+def drawing(venue: Venue | None = None) -> Iterator[None]:
+    """kvlab's settings of matplotlib, and the venue's, for as long as something is drawn or written.
 
     matplotlib's settings are global, so one thread at a time: two would restore each other's.
     """
-    with _LOCK, matplotlib.rc_context(_RC):
+    with _LOCK, matplotlib.rc_context({**_RC, **(venue.settings() if venue else {})}):
         yield
 
 
-def image(figure: Figure, wanted: str) -> bytes:
-    """The figure as png, pdf (Type 42 fonts) or svg."""
+def sized(points: float) -> float:
+    """Points of a text that has so many on kvlab's own page, in step with the labels of what is drawn now."""
+    return points * matplotlib.rcParams["font.size"] / PAGE
+
+
+def image(figure: Figure, wanted: str, about: dict | None = None) -> bytes:
+    """The figure as png, pdf (Type 42 fonts) or svg. about: further metadata of the file."""
     content = io.BytesIO()
-    with drawing():
-        figure.savefig(content, format=wanted, dpi=200, metadata=_UNDATED[wanted])
+    with drawing(getattr(figure, "venue", None)):
+        figure.savefig(content, format=wanted, dpi=200, metadata={**_UNDATED[wanted], **(about or {})})
     return content.getvalue()
 
 
 class Drawing(Figure):
-    """A matplotlib Figure that a notebook shows by itself, without pyplot."""
+    """A matplotlib Figure that a notebook shows by itself, without pyplot. venue: where it is to stand; squeezed: it
+    may be made lower, because nothing in it is a list."""
+    venue: Venue | None = None
+    squeezed: bool = False
 
     def _repr_png_(self) -> bytes:
         return image(self, "png")
@@ -79,16 +91,43 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Style:
-    """What a figure module draws with. width: inches, that of a page's text."""
+    """What a figure module draws with. width: inches, that of a page's text or of the venue's columns."""
     width: float = 6.5
+    venue: Venue | None = None
 
-    def figure(self, height: float, columns: int = 1, **axes) -> tuple[Figure, list[Axes]]:
-        """A figure of `height` inches, to which a legend `above` adds, with its axes in one row.
+    @property
+    def scale(self) -> float:
+        """How much larger the venue's labels are than those of kvlab's own page."""
+        return self.venue.text / PAGE if self.venue else 1.0
+
+    @property
+    def wide(self) -> bool:
+        """Whether there is room for several panels in a row."""
+        return self.width >= WIDE * self.scale
+
+    def grid(self, height: float, rows: int, columns: int, **axes) -> tuple[Drawing, np.ndarray]:
+        """A figure of `height` inches (for labels of 8 points) and its axes, rows × columns, as they are asked for.
 
         axes: what Figure.subplots takes.
         """
-        made = Drawing(figsize=(self.width, height), layout="constrained")
-        return made, list(made.subplots(1, columns, squeeze=False, **axes)[0])
+        made = Drawing(figsize=(self.width, height * self.scale), layout="constrained")
+        made.venue = self.venue
+        return made, made.subplots(rows, columns, squeeze=False, **axes)
+
+    def figure(self, height: float, columns: int = 1, *, listed: bool = False, **axes) -> tuple[Drawing, list[Axes]]:
+        """A figure of `height` inches, to which a legend `above` adds, with its axes in one row.
+
+        At a venue whose column is too narrow for the row they stand below each other, `height` each. listed: a line of
+        text stands at each place of the y axis, so that the height must not shrink. axes: what Figure.subplots takes.
+        """
+        across = columns if self.wide else 1
+        if self.venue and not listed:
+            height = min(height, FLAT * self.width / self.scale)
+        if across < columns:
+            axes = {name: value for name, value in axes.items() if name != "width_ratios"}
+        made, panels = self.grid(height * (columns // across), columns // across, across, **axes)
+        made.squeezed = not listed
+        return made, list(panels.ravel())
 
     def looks(self, names: Iterable[str]) -> dict[str, Look]:
         """Name -> look, known variants first and always alike, others in the order of the alphabet."""
@@ -143,44 +182,18 @@ def above(figure: Figure, handles: list, columns: int) -> None:
     labels = [label if len(label) <= 80 else f"{label[:39]}…{label[-40:]}"
               for label in (handle.get_label() for handle in handles)]
     for n in range(columns, 0, -1):
-        legend = figure.legend(handles, labels, loc="outside upper left", ncols=n, handlelength=2.2, columnspacing=1.4)
+        legend = _legend(figure, handles, labels, n)
         box = legend.get_window_extent()
         if n == 1 or box.width <= figure.bbox.width:
             break
         legend.remove()
+    if box.width > figure.bbox.width and getattr(figure, "venue", None):
+        legend.remove()
+        wide = int(max(map(len, labels)) * 0.92 * figure.bbox.width / box.width)
+        legend = _legend(figure, handles, ["\n".join(textwrap.wrap(label, wide)) for label in labels], 1)
+        box = legend.get_window_extent()
     figure.set_figheight(figure.get_figheight() + box.height / figure.dpi)    # many names must not press the axes flat
 
 
-def add_footer(figure: Figure, rows: pd.DataFrame, table: pd.DataFrame) -> None:
-    """Below the axes: what the rows are about, of which run and kinds, and how small a difference can be told."""
-    lines = [line for part in _footer(rows, table) for line in textwrap.wrap(part, 136)]
-    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=6, color=GREY, linespacing=1.35)
-
-
-def _footer(rows: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
-    own = rows[rows["kind"] != "quoted"]
-    hardware = [name for name in own["hardware"].unique() if name not in ("", "none")]
-    told = "simulated" if "simulated" in set(own["kind"]) else "computed from kvlab's catalogue"
-    about = hardware or [f"nothing measured: {told}"]
-    about += [name for name in own["dtype"].unique() if name]
-    for run in filter(None, own["run_id"].unique()):
-        dated = re.match(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)\d\dZ-", run)
-        about += ["{}-{}-{} {}:{} UTC".format(*dated.groups())] if dated else []
-        about.append(f"run {run}")
-    yield " · ".join(about)
-    counts = own[(own["kind"] == "measured") & (own["variant"] != "") & (own["n"] > 1)]["n"]
-    told = [KINDS[kind] for kind in KINDS if kind in set(rows["kind"])]
-    if len(counts):
-        most = f"–{counts.max()}" if counts.max() > counts.min() else ""
-        told.append(f"n = {counts.min()}{most} a point")
-    pair = aa_resolution(table)
-    if pair is not None and (own["metric"] == "latency_s").any():       # it is a ratio of two times
-        told.append("A/A resolution {:.3f} [{:.3f}, {:.3f}]".format(*pair))
-    yield " · ".join(told)
-    bad = table[(table["status"] != "ok") & table["phase"].isin(own["phase"])]
-    undrawn = sorted(set(bad["variant"]) - set(rows["variant"]) - {""})
-    if undrawn:
-        yield f"Not drawn, because it failed or was refused: {', '.join(undrawn)}"
-    if len(table):                                       # of a run: what the catalogue lacks is part of the picture
-        for source, absent in rows[rows["kind"] == "missing"].groupby("source", sort=False):
-            yield f"Not drawn: {source} gave nothing: {'; '.join(dict.fromkeys(absent['note']))}"
+def _legend(figure: Figure, handles: list, labels: list[str], columns: int) -> Legend:
+    return figure.legend(handles, labels, loc="outside upper left", ncols=columns, handlelength=2.2, columnspacing=1.4)

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from kvlab.figures._rows import need, points, usable
-from kvlab.figures._style import GREY, Style, above, log_axis, ticks_at
+from kvlab.figures._style import GREY, Style, above, log_axis, sized, ticks_at
 from kvlab.record.statistics import fit
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def _guides(ax, rows) -> None:
     for power, text, end in ((1, "∝ n", last.min() / 2), (2, "∝ n²", last.max() * 2)):
         y = end * (n / n[-1])**power
         ax.plot(n, y, color=GREY, lw=0.8, ls=":", zorder=1)
-        ax.annotate(text, (n[-1], y[-1]), (4, 0), textcoords="offset points", va="center", fontsize=7, color=GREY)
+        ax.annotate(text, (n[-1], y[-1]), (4, 0), textcoords="offset points", va="center", fontsize=sized(7),
+                    color=GREY)
 
 
 def _label(variant: str, rows: pd.DataFrame) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from matplotlib.lines import Line2D
 
 from kvlab.figures._serving import question
-from kvlab.figures._style import PALETTE, Look, Style, above, log_axis, ticks_at
+from kvlab.figures._style import PALETTE, Look, Style, above, log_axis, sized, ticks_at
 from kvlab.record.asked import with_fields
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     ticks_at(ratio.xaxis, shown, [f"{one:g} ×" for one in shown])
     began = 0
     for data in dict.fromkeys(data for data, _ in names):
-        ratio.text(0, began - 0.48, data.removeprefix("workload:"), fontsize=7, fontweight="bold", va="bottom",
+        ratio.text(0, began - 0.48, data.removeprefix("workload:"), fontsize=sized(7), fontweight="bold", va="bottom",
                    transform=ratio.get_yaxis_transform())
         began += sum(other == data for other, _ in names)
         if began < len(names):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvlab.figures._serving import question
-from kvlab.figures._style import PALETTE, Style
+from kvlab.figures._style import PALETTE, Style, sized
 from kvlab.record.asked import with_fields
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
         draw_table(ax, tables, int(mine["num_blocks"].iloc[0]))
         pieces = np.mean([1 + sum(b != a + 1 for a, b in zip(table, table[1:])) for table in tables.values()])
         ax.set_title(f"after {int(step)} steps: {len(tables)} requests, each in {pieces:.1f} pieces on average",
-                     fontsize=7, loc="left")
+                     fontsize=sized(7), loc="left")
     return figure
 
 

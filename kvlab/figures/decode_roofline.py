@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from kvlab.catalog.gpus import GPUSpec, gpu
 from kvlab.catalog.models import model
 from kvlab.figures._rows import with_rows
-from kvlab.figures._style import PALETTE, Look, Style, above, log_axis
+from kvlab.figures._style import PALETTE, Look, Style, above, log_axis, sized
 from kvlab.kv.sizing import layer_bytes, weight_bytes
 from kvlab.shapes import AttentionShape, LayerSpec, Workload
 from kvlab.units import display
@@ -143,6 +143,6 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     ax.set(xlim=X, ylim=Y, xlabel="intensity: useful flop per ideal byte (flop/B)", ylabel="attainable rate")
     ax.set_title(f"decode in a model like {about['model'].rpartition('/')[2]}: {about['batch_size']:,} × "
                  f"{about['kv_len']:,} tokens, group ratio {about['group_ratio']}, KV in {about['kv_format']}",
-                 loc="left", fontsize=8)
+                 loc="left", fontsize=sized(8))
     above(figure, handles, columns=1)
     return figure

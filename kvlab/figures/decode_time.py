@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from matplotlib.lines import Line2D
 
 from kvlab.figures._rows import context_sweep, need, points, ratio_sweep, usable
-from kvlab.figures._style import Style, above, log_axis, ticks_at
+from kvlab.figures._style import Style, above, log_axis, sized, ticks_at
 from kvlab.record.statistics import fit
 from kvlab.units import display
 
@@ -47,7 +47,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     at = by_context.groupby("kv_len")["ideal"].median()
     top = axes[0].secondary_xaxis("top")
     ticks_at(top.xaxis, at, [f"{kv_len:,}" for kv_len in at.index])
-    top.set_xlabel(f"kv_len (tokens) at group ratio {by_context['group_ratio'].iloc[0]}", fontsize=7)
+    top.set_xlabel(f"kv_len (tokens) at group ratio {by_context['group_ratio'].iloc[0]}", fontsize=sized(7))
     if len(ratios) > 1:
         _sweep(axes[1], by_ratio, "group_ratio", looks, ceiling, style)
         axes[1].set_xscale("log", base=2)

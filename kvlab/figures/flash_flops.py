@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 
 from kvlab.figures._kernels import STUDY, lacking, question
 from kvlab.figures._rows import points, usable
-from kvlab.figures._style import GREY, PALETTE, Look, Style, above, log_axis, ticks_at
+from kvlab.figures._style import GREY, PALETTE, Look, Style, above, log_axis, sized, ticks_at
 from kvlab.record.statistics import fit
 from kvlab.units import display
 
@@ -63,7 +63,8 @@ def _bars(ax, rows, style) -> list:
         at = np.arange(len(names)) + (i - 0.5) * 0.38
         ax.bar(at, ratio - 0.7, 0.34, bottom=0.7, facecolor="white", edgecolor=color, hatch=hatch, lw=1.1, zorder=2)
         for x, r in zip(at, ratio):
-            ax.annotate(f"{r:.3g}", (x, r), (0, 2), textcoords="offset points", ha="center", fontsize=7, color=color)
+            ax.annotate(f"{r:.3g}", (x, r), (0, 2), textcoords="offset points", ha="center", fontsize=sized(7),
+                        color=color)
     counted = rows[(rows["metric"] == "hbm_bytes") & (rows["kind"] == "measured")].drop_duplicates("variant")
     if len(counted):
         counted = counted.assign(**{end: counted[end] / counted["variant"].map(value["ideal_bytes"])

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter
 from kvlab.figures._formats import FAMILIES, family
 from kvlab.figures._kernels import STUDY, lacking, looks, question
 from kvlab.figures._rows import usable
-from kvlab.figures._style import GREY, Style, above, log_axis, ticks_at
+from kvlab.figures._style import GREY, Style, above, log_axis, sized, ticks_at
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +70,7 @@ def _calls(ax, rows, style) -> list[Line2D]:
     batch = f", batch {case['batch_size']}" if case["batch_size"] > 1 else ""
     ax.set(ylim=(min(0.5, low), max(2, high)), ylabel=f"{case['dtype']} ÷ this format",
            xlabel=f"context (tokens){batch}")
-    ax.set_title(f"one call of {' and '.join(timed['variant'].unique())}", fontsize=8)
+    ax.set_title(f"one call of {' and '.join(timed['variant'].unique())}", fontsize=sized(8))
     by_torch = set(timed.loc[timed["format_path"] == "decoded", "kv_format"])
     return [Line2D([], [], label=f"{name}: time saved" + " (torch decodes)" * (name in by_torch),
                    **style.marker("measured", look)) for name, look in looked.items()] + [
@@ -87,7 +87,7 @@ def _steps(ax, rows, steps, style) -> list[Line2D]:
                 markerfacecolor="white", markeredgecolor=GREY)
         end = mine.iloc[-1]
         ax.annotate(f"{kv_len // 1024}K" if kv_len % 1024 == 0 else f"{kv_len}", (end["batch_size"], end["value"] - 1),
-                    (5, 0), textcoords="offset points", va="center", fontsize=6.5, color=GREY)
+                    (5, 0), textcoords="offset points", va="center", fontsize=sized(6.5), color=GREY)
     quoted, handles = rows[(rows["metric"] == "step_speedup") & (rows["kind"] == "quoted")], []
     for _, claim in quoted.iterrows():
         look = FAMILIES[family(claim["kv_format"])]
@@ -106,6 +106,6 @@ def _steps(ax, rows, steps, style) -> list[Line2D]:
     ax.set(xlim=(batches[0] / 1.3, batches[-1] * 2.2), ylim=(0, None),
            xlabel="batch (sequences); by line: context\nW: bytes of weights, K: of the KV cache",
            ylabel=f"step in bf16 ÷ in {first}, − 1")
-    ax.set_title(f"a step of {model}, by bytes", fontsize=8)
+    ax.set_title(f"a step of {model}, by bytes", fontsize=sized(8))
     return [Line2D([], [], color=GREY, lw=0.9, ms=3, marker="o", markerfacecolor="white",
                    label=f"(W + K) ÷ (W + K in {first}) (modelled)"), *handles]

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from kvlab.catalog.gpus import WORDS, format_kinds, format_support, format_target, gpus
 from kvlab.figures._rows import with_rows
-from kvlab.figures._style import GREY, PALETTE, Style, above, ticks_at
+from kvlab.figures._style import GREY, PALETTE, Style, above, sized, ticks_at
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +48,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
         word = row["note"].partition(":")[0]
         at = kinds.index(row["kv_format"]), targets.index(row["model"])
         ax.add_patch(Rectangle(at, 1, 1, facecolor=FACES[word], edgecolor="white", lw=1))
-        ax.annotate(SHORT[word], (at[0] + 0.5, at[1] + 0.5), ha="center", va="center", fontsize=6.5,
+        ax.annotate(SHORT[word], (at[0] + 0.5, at[1] + 0.5), ha="center", va="center", fontsize=sized(6.5),
                     color="black" if word != "unknown" else GREY)
     ax.set(xlim=(0, len(kinds)), ylim=(len(targets), 0))
     ticks_at(ax.xaxis, [i + 0.5 for i in range(len(kinds))], [kind.replace("_", "\n") for kind in kinds])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from matplotlib.patches import Patch
 
 from kvlab.figures._serving import question
-from kvlab.figures._style import GREY, PALETTE, Drawing, Style, above
+from kvlab.figures._style import GREY, PALETTE, Style, above, sized
 from kvlab.record.asked import with_fields
 
 if TYPE_CHECKING:
@@ -35,18 +35,23 @@ def select(table: pd.DataFrame) -> pd.DataFrame:
 def draw(rows: pd.DataFrame, style: Style) -> Figure:
     rows = with_fields(rows)
     labels = list(dict.fromkeys(rows["label"]))
-    figure = Drawing(figsize=(style.width, 3.2), layout="constrained")
-    axes = figure.subplots(2, len(labels), squeeze=False, sharex=True, sharey="row", height_ratios=(3, 1))
-    for (spans_ax, blocks_ax), label in zip(axes.T, labels):
+    across = len(labels) if style.wide else 1
+    down = len(labels) // across
+    figure, axes = style.grid(3.2 if down == 1 else 2.0 * down, 2 * down, across, sharex=True, sharey="row",
+                              height_ratios=(3, 1) * down)
+    figure.squeezed = True
+    for (spans_ax, blocks_ax), label in zip(axes.T.reshape(-1, 2), labels):
         mine = rows[rows["label"] == label]
         spans, blocks = (mine[mine["question"] == name] for name in ("gantt", "gantt_blocks"))
         draw_spans(spans_ax, [(row["request"], row["what"], row["began_s"], row["value"])
                               for row in spans.to_dict("records")])
         draw_blocks(blocks_ax, blocks["t"], blocks["value"], int(mine["num_blocks"].iloc[0]))
         preempted = int((spans["what"] == "preempted").sum())
-        spans_ax.set_title(f"{label}\n{preempted} preemption{'' if preempted == 1 else 's'}", fontsize=7, loc="left")
-    axes[0, 0].set_ylabel("requests, as they arrive")
-    axes[1, 0].set_ylabel("blocks in use")
+        spans_ax.set_title(f"{label}\n{preempted} preemption{'' if preempted == 1 else 's'}", fontsize=sized(7),
+                           loc="left")
+    for spans_ax, blocks_ax in axes[:, 0].reshape(-1, 2):
+        spans_ax.set_ylabel("requests, as they arrive")
+        blocks_ax.set_ylabel("blocks in use")
     above(figure, legend(), columns=6)
     return figure
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from matplotlib.lines import Line2D
 
 from kvlab.figures._rows import points, usable
-from kvlab.figures._style import GREY, PALETTE, Look, Style, above, log_axis, ticks_at
+from kvlab.figures._style import GREY, PALETTE, Look, Style, above, log_axis, sized, ticks_at
 from kvlab.record.recall import LONGER, MATCHED, TASK, TIMES_LONGER, TWO_TOKEN, main_cells, recall_rows, trained_length
 from kvlab.record.statistics import t_interval
 
@@ -143,7 +143,7 @@ def _means(ax, rows, x, look, style, line, recall: bool) -> set[int]:
     if recall:
         shown = rows[rows["metric"] == "recall"].groupby(x)["value"].mean().astype(float)
         for at, place in {min(means): (-4, 5), max(means): (5, -8)}.items():
-            ax.annotate(f"{shown[at]:.3f}".removeprefix("0"), (at, means[at].value), place, fontsize=5.5,
+            ax.annotate(f"{shown[at]:.3f}".removeprefix("0"), (at, means[at].value), place, fontsize=sized(5.5),
                         textcoords="offset points", color=look.color, ha="right" if at == min(means) else "left")
     return {mean.n for mean in means.values()}
 
@@ -154,8 +154,8 @@ def _other_lengths(ax, rows, head_dim, n, look) -> None:
     for other, group in some[some["kv_len"] != n].groupby("kv_len"):
         mean = group.groupby("group_ratio")["value"].mean()
         ax.plot(mean.index.astype(float), mean.astype(float), color=look.color, lw=0.6, alpha=0.55, zorder=1)
-        ax.annotate(f"N = {other}", (mean.index[0], mean.iloc[0]), (-3, 0), textcoords="offset points", fontsize=5.5,
-                    color=look.color, va="center", ha="right", annotation_clip=False)
+        ax.annotate(f"N = {other}", (mean.index[0], mean.iloc[0]), (-3, 0), textcoords="offset points",
+                    fontsize=sized(5.5), color=look.color, va="center", ha="right", annotation_clip=False)
 
 
 def _hypotheses(ax) -> list[Line2D]:

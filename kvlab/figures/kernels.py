@@ -14,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 
 from kvlab.figures._kernels import STUDY, called, lacking, question
 from kvlab.figures._rows import points, usable, with_rows
-from kvlab.figures._style import GREY, Drawing, Style, above, ticks_at
+from kvlab.figures._style import GREY, Style, above, sized, ticks_at
 from kvlab.units import display
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     given = style.looks(trials["label"])
     looked = {name: given[name] for name in dict.fromkeys(trials["label"])}
     heights = [_height(trials[trials["asks"] == asks]) for asks in panels]
-    figure = Drawing(figsize=(style.width, sum(heights) + 0.55 * len(panels) + 0.4), layout="constrained")
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    figure, axes = style.grid(sum(heights) + 0.55 * len(panels) + 0.4, len(panels), 1, height_ratios=heights)
+    axes = axes[:, 0]
     for ax, asks in zip(axes, panels):
         metric, ceiling, text = PANELS[asks]
         _panel(ax, trials[trials["asks"] == asks], metric, looked, style)
         ax.set_xlabel(text + _range(rows[(rows["asks"] == asks) & (rows["metric"] == ceiling)]))
-    axes[0].set_title(_common(trials), loc="left", fontsize=7, color=GREY)
+    axes[0].set_title(_common(trials), loc="left", fontsize=sized(7), color=GREY)
     handles = [Line2D([], [], ls="none", label=name, **style.marker("measured", look)) for name, look in looked.items()]
     if {"intensity", "ridge"} <= set(rows["metric"]):
         handles.append(Line2D([], [], color="black", lw=1.2, label="roofline: what this shape allows (modelled)"))

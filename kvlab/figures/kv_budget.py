@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from kvlab.catalog.gpus import GPUSpec, gpu
 from kvlab.catalog.models import model
 from kvlab.figures._rows import with_rows
-from kvlab.figures._style import GREY, PALETTE, Style, above, ticks_at
+from kvlab.figures._style import GREY, PALETTE, Style, above, sized, ticks_at
 from kvlab.kv.sizing import Size, size, weight_bytes
 from kvlab.shapes import ModelSpec
 from kvlab.units import GiB, display
@@ -147,7 +147,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     ax.set(xlim=(0, right / GiB), ylim=(len(choice.gpus) - 0.4, -0.6),
            xlabel=f"memory of {f'each of {choice.tp} GPUs' if choice.tp > 1 else 'one GPU'} (GiB)")
     ax.grid(axis="y", visible=False)
-    ax.set_title(_title(choice), loc="left", fontsize=8)
+    ax.set_title(_title(choice), loc="left", fontsize=sized(8))
     above(figure, [*_legend(choice, whole), Line2D([], [], lw=1, ms=4, label="memory of a GPU by its data sheet",
                                                    **style.marker("quoted"))], columns=1)
     return figure
@@ -172,7 +172,7 @@ def _verdict(ax, y, needs, mine, choice) -> None:
             f"sequence{'' if fits == 1 else 's'}")
     ax.text(1.01, y, f"{'' if known else 'at least '}{display(needs, 'B')} of {display(has, 'B')}\n"
                      f"{held if known else 'the weights are unknown'}", transform=ax.get_yaxis_transform(), va="center",
-            fontsize=7, linespacing=1.3, color=PALETTE[3] if bad else "black")
+            fontsize=sized(7), linespacing=1.3, color=PALETTE[3] if bad else "black")
 
 
 def _by_the_rule(mine) -> float:

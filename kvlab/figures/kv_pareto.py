@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter
 
 from kvlab.figures._formats import FAMILIES, STUDY, family, handles, quality, short, told
 from kvlab.figures._rows import points
-from kvlab.figures._style import GREY, Style, above, log_axis
+from kvlab.figures._style import GREY, Style, above, log_axis, sized
 from kvlab.record.quality import TEXTS, comparable, front
 from kvlab.units import KiB
 
@@ -48,14 +48,15 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
            ylabel="KL to the fp32 cache\n(nat per token, log; bar: 95 %)")
     ax.set_xlim(shown["kib"].min() - 0.6, shown["kib"].max() + 3.6)         # room for the names on the right
     ax.set_ylim(shown["value"].min() / 1.8, shown["value"].max() * 2)
-    ax.set_title(told(rows), fontsize=6.5, color=GREY, loc="left")
+    ax.set_title(told(rows), fontsize=sized(6.5), color=GREY, loc="left")
     line = Line2D([], [], color=GREY, lw=0.8, ls="--", label="least KL for the bytes")
     above(figure, [*handles(shown["kv_format"], style), line], columns=6)
     _named(ax, shown)
     if len(shown) < len(every):
         said = [f"{row['kv_format']} ({row['kib']:.3g} KiB, KL {row['value']:.1g})"
                 for _, row in every[large].iterrows()]
-        ax.text(0.01, 0.02, "beyond these axes: " + ", ".join(said), transform=ax.transAxes, fontsize=6, color=GREY)
+        ax.text(0.01, 0.02, "beyond these axes: " + ", ".join(said), transform=ax.transAxes, fontsize=sized(6),
+                color=GREY)
     return figure
 
 
@@ -76,8 +77,8 @@ def _named(ax, shown) -> None:
         height = lift + _spread(np.log10(own["value"].to_numpy(float)), line)
         for (_, row), at in zip(own.iterrows(), height):
             color = FAMILIES[family(row["kv_format"])].color
-            ax.annotate(short(row["kv_format"]), (row["kib"], row["value"]), (x, 10**at), fontsize=6, va="center",
-                        ha="left" if right else "right", color=color, zorder=4,
+            ax.annotate(short(row["kv_format"]), (row["kib"], row["value"]), (x, 10**at), va="center",
+                        fontsize=sized(6), ha="left" if right else "right", color=color, zorder=4,
                         bbox=dict(facecolor="white", edgecolor="none", alpha=0.8, pad=0.4),
                         arrowprops=dict(arrowstyle="-", lw=0.4, color=color, alpha=0.5, shrinkA=0, shrinkB=2,
                                         relpos=(0 if right else 1, 0.5)))

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
 
 from kvlab.figures._formats import FAMILIES, STUDY, family, handles, quality, short, told
 from kvlab.figures._rows import with_rows
-from kvlab.figures._style import GREY, PALETTE, Style, above, log_axis
+from kvlab.figures._style import GREY, PALETTE, Style, above, log_axis, sized
 from kvlab.record.quality import TEXTS, comparable
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     bands = [Patch(color=color, alpha=0.25, lw=0, label=f"the article: {name.upper()} loses {said}")
              for name, (_, _, said, color) in CLAIMS.items()]
     above(figure, [*handles(names, style), *bands], columns=4)
-    left.set_title(told(own), fontsize=6.5, color=GREY, loc="left")
+    left.set_title(told(own), fontsize=sized(6.5), color=GREY, loc="left")
     return figure
 
 

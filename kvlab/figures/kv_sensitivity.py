@@ -12,7 +12,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter
 
 from kvlab.figures._formats import STUDY, quality, told
-from kvlab.figures._style import GREY, Style
+from kvlab.figures._style import GREY, Style, sized
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     shown = range(0, len(layers), max(1, len(layers) // 15))
     ax.set_xticks(list(shown), [str(layers[i]) for i in shown])
     ax.set(xlabel="layer whose K or V is in the format, all others in fp32")
-    ax.set_title(f"{told(rows)}; shown without intervals", fontsize=6.5, color=GREY, loc="left")
+    ax.set_title(f"{told(rows)}; shown without intervals", fontsize=sized(6.5), color=GREY, loc="left")
     bar = figure.colorbar(image, ax=ax, pad=0.01, format=FuncFormatter(lambda v, _: f"{v:.0e}".replace("e-0", "e-")))
     bar.set_label("KL (nat, log)")
     return figure

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from kvlab.figures._rows import usable, with_rows
-from kvlab.figures._style import GREY, Style, above, log_axis
+from kvlab.figures._style import GREY, Style, above, log_axis, sized
 from kvlab.record.counters import SOURCES, TOLERANCE, counted, group_of, reason_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
         log_axis(ax.xaxis, "B", base=2)
         log_axis(ax.yaxis, "B", base=2)
         ax.tick_params(axis="x", labelrotation=90)
-        ax.set_title(f"{source} ({', '.join(dict.fromkeys(total['kind']))})", fontsize=8)
+        ax.set_title(f"{source} ({', '.join(dict.fromkeys(total['kind']))})", fontsize=sized(8))
         ax.set(xlim=ends, ylim=ends, aspect="equal", xlabel="modelled: the variant's formula",
                ylabel="what the source says, per call" if ax is axes[0] else "")
     kinds = own[own["metric"] == "hbm_bytes"].groupby("variant", sort=False)["kind"].first()

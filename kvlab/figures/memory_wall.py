@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from kvlab.catalog.gpus import gpu
 from kvlab.figures._rows import need, points, usable, with_rows
-from kvlab.figures._style import GREY, Style, above, log_axis, ticks_at
+from kvlab.figures._style import GREY, Style, above, log_axis, sized, ticks_at
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,12 +80,12 @@ def _quoted(ax, sheets, claims, right, style):
     ax.plot(sheets["value"], [1.0] * len(sheets), **mark)
     for _, row in sheets.iterrows():
         ax.annotate(f"{row['hardware'].split()[0]}: {row['value']:.0f}", (row["value"], 1), (0, -6),
-                    textcoords="offset points", rotation=90, ha="center", va="top", fontsize=6.5, color=GREY)
+                    textcoords="offset points", rotation=90, ha="center", va="top", fontsize=sized(6.5), color=GREY)
     for _, row in claims.iterrows():
         ax.axhline(row["value"], color=GREY, lw=0.8, ls=":", zorder=1)
         ax.plot([right / 1.12], [row["value"]], **mark)
         ax.annotate("the article: “can fall below 10 %”", (right / 1.25, row["value"]), (0, -3),
-                    textcoords="offset points", ha="right", va="top", fontsize=6.5, color=GREY)
+                    textcoords="offset points", ha="right", va="top", fontsize=sized(6.5), color=GREY)
     return Line2D([], [], label="quoted: data-sheet ridge (bf16), article", **mark)
 
 
@@ -94,4 +94,4 @@ def _ratios(ax, reached) -> None:
     at = reached.groupby("group_ratio")["x"].median()
     top = ax.secondary_xaxis("top")
     ticks_at(top.xaxis, at, [str(ratio) for ratio in at.index])
-    top.set_xlabel("group ratio (query heads per KV head)", fontsize=7)
+    top.set_xlabel("group ratio (query heads per KV head)", fontsize=sized(7))

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from kvlab.catalog.models import models
 from kvlab.figures._rows import with_rows
-from kvlab.figures._style import GREY, PALETTE, Look, Style, above, ticks_at
+from kvlab.figures._style import GREY, PALETTE, Look, Style, above, sized, ticks_at
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +70,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
             at = context * 2 ** (0.5 * (i - (len(kinds) - 1) / 2))
             ax.plot([at], [ratio], ls="none", ms=4, zorder=3, **style.marker("modelled", look))
             if count > 1:
-                ax.annotate(str(count), (at, ratio), (2, 2), textcoords="offset points", fontsize=5.5,
+                ax.annotate(str(count), (at, ratio), (2, 2), textcoords="offset points", fontsize=sized(5.5),
                             color=look.color, zorder=4)
     ratios = [2**i for i in range(8)]
     ax.set_xscale("log", base=2)
@@ -109,7 +109,7 @@ def _listing(ax, shown) -> None:
     lines += [(_short(row), KINDS[row.data].color) for row in apart.itertuples()]
     ax.set_axis_off()
     for i, (text, color) in enumerate(lines):
-        ax.text(0, 1 - i / len(lines), text, transform=ax.transAxes, fontsize=6.3, color=color, va="top")
+        ax.text(0, 1 - i / len(lines), text, transform=ax.transAxes, fontsize=sized(6.3), color=color, va="top")
 
 
 def _short(row) -> str:

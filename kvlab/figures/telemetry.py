@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from matplotlib.lines import Line2D
 
 from kvlab.figures._rows import usable
-from kvlab.figures._style import GREY, PALETTE, Drawing, Look, Style, above
+from kvlab.figures._style import GREY, PALETTE, Look, Style, above, sized
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,10 +49,10 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     own = rows[rows["kind"] != "missing"]
     cases = own.drop_duplicates("case_id")
     at = {case: i for i, case in enumerate(cases["case_id"])}
-    figure = Drawing(figsize=(style.width, 5.2 if at else 3.4), layout="constrained")
-    axes = figure.subplots(len(PANELS), 1, sharex=True)
+    figure, axes = style.grid(5.2 if at else 3.4, len(PANELS), 1, sharex=True)
+    figure.squeezed, axes = True, axes[:, 0]
     for ax, (title, (metrics, factor)) in zip(axes, PANELS.items()):
-        ax.set_ylabel(title.replace(" (", "\n("), fontsize=7)
+        ax.set_ylabel(title.replace(" (", "\n("), fontsize=sized(7))
         for metric in metrics:
             mine = own[own["metric"] == metric]
             if len(mine):
@@ -62,7 +62,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
             _say_so(ax)
         elif factor == 100:
             ax.set_ylim(0, 105)
-    axes[-1].set_xticks(list(at.values()), [_name(row) for _, row in cases.iterrows()], rotation=90, fontsize=6)
+    axes[-1].set_xticks(list(at.values()), [_name(row) for _, row in cases.iterrows()], rotation=90, fontsize=sized(6))
     if at:
         axes[-1].set_xlim(-0.6, len(at) - 0.4)
         axes[-1].set_xlabel("cases in the order of the run")
@@ -80,6 +80,6 @@ def _name(row) -> str:
 def _say_so(ax) -> None:
     """Words in the place of the points: an empty axis would look like a zero."""
     ax.text(0.5, 0.5, "no source here measures it; the reason stands below", transform=ax.transAxes, ha="center",
-            va="center", fontsize=7, color=GREY)
+            va="center", fontsize=sized(7), color=GREY)
     ax.set_yticks([])
     ax.grid(False)

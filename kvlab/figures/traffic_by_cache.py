@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from kvlab.figures._rows import usable
-from kvlab.figures._style import GREY, MARKERS, PALETTE, Drawing, Look, Style, above, log_axis
+from kvlab.figures._style import GREY, MARKERS, PALETTE, Look, Style, above, log_axis, sized
 from kvlab.record.counters import GROUPS, counted, group_of, swept
 
 if TYPE_CHECKING:
@@ -42,9 +42,10 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     points = points.sort_values("cache_bytes", kind="stable")
     panels = list(dict.fromkeys(zip(points["variant"], points["phase"])))
     panels.sort(key=lambda panel: GROUPS.index(group_of(panel[0])))
-    columns = min(3, len(panels))
-    figure = Drawing(figsize=(style.width, 0.4 + 2.2 * -(-len(panels) // columns)), layout="constrained")
-    axes = figure.subplots(-(-len(panels) // columns), columns, squeeze=False, sharex=True).ravel()
+    columns = min(3 if style.wide else 2, len(panels))
+    down = -(-len(panels) // columns)
+    figure, axes = style.grid(0.4 + 2.2 * down, down, columns, sharex=True)
+    figure.squeezed, axes = True, axes.ravel()
     looks = {label: Look(PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)])
              for i, label in enumerate(sorted(points["label"].unique()))}
     for ax, (name, phase) in zip(axes, panels):
@@ -59,10 +60,10 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
         log_axis(ax.yaxis, "B", base=2)
         ax.xaxis.set_ticks(np.sort(points["cache_bytes"].unique()))
         ax.tick_params(axis="x", labelrotation=90)
-        ax.set_title(f"{name}, {phase}", fontsize=8)
+        ax.set_title(f"{name}, {phase}", fontsize=sized(8))
     for ax in axes[len(panels):]:
         ax.remove()
-    figure.supylabel("to and from memory, per call", fontsize=8)
+    figure.supylabel("to and from memory, per call", fontsize=sized(8))
     for ax in axes[max(0, len(panels) - columns):len(panels)]:
         ax.set_xlabel("simulated last-level cache")
         ax.tick_params(labelbottom=True)

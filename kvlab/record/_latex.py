@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvlab.record._tex import escaped, one_line
 from kvlab.record.wide import wide
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def latex(table: pd.DataFrame) -> str:
                          "every reading")
     lines = lines[lines[metrics].notna().any(axis=1)].reset_index(drop=True)
     about = [name for name in ABOUT if lines[name].nunique(dropna=False) > 1 or name in ("variant", "kv_len")]
-    columns = {ABOUT[name]: lines[name] if str(lines[name].dtype) == "Int64" else lines[name].map(_one_line)
+    columns = {ABOUT[name]: lines[name] if str(lines[name].dtype) == "Int64" else lines[name].map(one_line)
                for name in about}
     for name in metrics:
         column = METRICS[name]
@@ -72,16 +73,6 @@ def latex(table: pd.DataFrame) -> str:
     return "\n".join([f"% kvlab export; needs the packages {packages}", text.rstrip(), *_missing(calls, metrics), ""])
 
 
-def escaped(text: str) -> str:
-    """Text with LaTeX's special characters made harmless; line ends become spaces."""
-    text = re.sub(r"[\\~^]", " ", _one_line(text))
-    return re.sub(r"([&%$#_{}])", r"\\\1", text)
-
-
-def _one_line(text) -> str:
-    return " ".join(str(text).split())
-
-
 def _kinds(lines: pd.DataFrame, metrics: list[str]) -> str:
     """Which kinds of numbers the columns hold."""
     found = []
@@ -95,4 +86,4 @@ def _missing(calls: pd.DataFrame, metrics: list[str]) -> Iterator[str]:
     absent = calls[(calls["kind"] == "missing") & calls["metric"].isin(metrics)]
     for (metric, status, note), rows in absent.groupby(["metric", "status", "note"], sort=False):
         yield f"% {'missing' if status == 'ok' else status}: {metric} of {rows['case_id'].nunique()} calls: " \
-              f"{_one_line(note)[:200]}"
+              f"{one_line(note)[:200]}"

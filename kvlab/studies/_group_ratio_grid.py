@@ -57,9 +57,9 @@ class Grid:
 
     @cached_property
     def _scores(self) -> dict[tuple, pd.DataFrame]:
-        of, on = ["metric", "head_dim", "pairs"], ["seed", "group_ratio", "value"]
-        return {key: cells[on].pivot_table(index="seed", columns="group_ratio", values="value").dropna().astype(float)
-                for key, cells in self.rows[of + on].groupby(of)}
+        of = ["metric", "head_dim", "pairs"]
+        mean = self.rows.groupby([*of, "seed", "group_ratio"])["value"].mean().unstack("group_ratio").astype(float)
+        return {key: cells.droplevel(of).dropna(axis=1, how="all").dropna() for key, cells in mean.groupby(level=of)}
 
     def unlearned(self, recall: pd.DataFrame) -> str:
         """Why models that hardly beat a guess show neither a loss nor that there is none; "" where they can."""

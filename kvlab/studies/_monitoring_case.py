@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 from kvlab.attention._base import digest
 from kvlab.record.reading import Reading, missing
@@ -40,6 +41,7 @@ class Incident:
     calm, burst: arrivals as a share of what the engine can serve (`capacity` per second). Times in seconds. curves: the
     seed whose time series become rows.
     """
+    timed: ClassVar[bool] = False
     workload: str
     capacity: float
     calm: float = 0.5

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 from kvlab.attention._base import digest
 from kvlab.kv.block_pool import BlockPool
@@ -66,6 +67,7 @@ class Pool:
 
     trace: the recorded requests themselves, from the folder that KVLAB_TRACES names, in place of drawn ones.
     """
+    timed: ClassVar[bool] = False
     workload: str
     num_blocks: int
     block_size: int = 512
@@ -115,6 +117,7 @@ class Engine:
 
     The load: prompts of some 1,400 tokens that begin with one of `prompts` system prompts of 1,024.
     """
+    timed: ClassVar[bool] = False
     rate: float
     prompts: int = 4
     count: int = 600

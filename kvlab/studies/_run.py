@@ -6,6 +6,7 @@ A study is a module of this package with a docstring that asks its question, and
     run(case, *, artifacts=None, watch=None)        the rows of one case
     findings(table)                                 optional: what the table says, in words (list of Finding)
 A case is a Comparison or a frozen dataclass with columns() and comparison_id.
+A class attribute `timed = False` says that a case gives no times, so that several may run at once.
 """
 from __future__ import annotations
 

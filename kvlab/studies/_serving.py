@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from kvlab.attention._base import digest
 from kvlab.catalog.gpus import gpu
@@ -80,6 +80,7 @@ class Serving:
     SchedulerConfig that are not its defaults. baseline: the config (with BLOCKS blocks) to whose result on the same
     requests each seed's is held; None = no ratios.
     """
+    timed: ClassVar[bool] = False
     question: str
     label: str
     load: Load

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,22 +31,54 @@ START_S = 60                    # seconds more that a fresh worker has for impor
 
 
 def worker_each(patience_s: float) -> Each:
-    """An `each` that runs cases one after another in a worker, which is started again whenever it dies."""
+    """An `each` that runs cases one after another in a worker, which is started again whenever it dies.
+
+    Cases that say `timed = False` give no times: they come first, in as many workers as the machine has cores.
+    """
     def each(job: Job, cases: Iterable[Case]) -> Iterator[list[dict]]:
+        timed, untimed = [], []
+        for case in cases:
+            (timed if getattr(case, "timed", True) else untimed).append(case)
+        yield from _beside_each_other(job, untimed, patience_s)
         worker = Worker(patience_s)
         try:
-            for case in cases:
+            for case in timed:
                 yield worker.rows(job, case)
         finally:
             worker.close()
     return each
 
 
+def _beside_each_other(job: Job, cases: list[Case], patience_s: float) -> Iterator[list[dict]]:
+    """Rows of one case after another, as they come, of cases that may run at the same time."""
+    workers = [Worker(patience_s) for _ in range(min(len(cases), os.cpu_count() or 1))]
+    if not workers:
+        return
+    free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    for worker in workers:
+        free.put(worker)
+
+    def rows(case: Case) -> list[dict]:
+        worker = free.get()
+        try:
+            return worker.rows(job, case)
+        finally:
+            free.put(worker)
+    pool = ThreadPoolExecutor(len(workers))
+    try:
+        for done in as_completed([pool.submit(rows, case) for case in cases]):
+            yield done.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:                      # their threads then see a dead process and end
+            worker.close()
+
+
 class Worker:
     """The parent's side: sends a case, collects its rows, survives whatever the worker does."""
 
     def __init__(self, patience_s: float):
-        self.patience_s, self.process = patience_s, None
+        self.patience_s, self.process, self.closed = patience_s, None, False
 
     def rows(self, job: Job, case: Case) -> list[dict]:
         """The case's rows. A trial that brings the worker down gets failed (or oom) rows and the case is run again
@@ -63,6 +96,8 @@ class Worker:
     def _ask(self, job, case, failures) -> tuple[tuple[str, str] | None, dict]:
         """(the trial that was running last and in which probe, the answer)."""
         patience_s = self.patience_s
+        if self.closed:
+            return None, {"died": ("failed", "the run was stopped")}
         if self.process is None or self.process.poll() is not None:
             self._start()
             patience_s += START_S
@@ -122,7 +157,8 @@ class Worker:
             pass                                    # it died just now; reading its lines will say how
 
     def close(self) -> None:
-        """End the worker: it stops by itself when its input ends, and is killed if it does not."""
+        """End the worker for good: it stops by itself when its input ends, and is killed if it does not."""
+        self.closed = True
         if self.process is None or self.process.poll() is not None:
             return
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):

@@ -19,6 +19,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from kvlab.attention import Comparison, VariantRef, trial
 from kvlab.attention._base import digest
@@ -55,6 +56,7 @@ GPU_PREFILL = ("naive", "sdpa", "triton_flash", "flash_attn")
 @dataclass(frozen=True)
 class Behind:
     """The bytes of a comparison behind a simulated cache of one size, and nothing else of it."""
+    timed: ClassVar[bool] = False
     comparison: Comparison
     cache_bytes: int
 

@@ -1,10 +1,11 @@
-"""What several verbs share: times as options, options that another one rules out, JSON."""
+"""What several verbs share: times as options, options that another one rules out, where a run is, JSON."""
 from __future__ import annotations
 
 import inspect
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 
 def seconds(option: str, text: str) -> float:
@@ -21,6 +22,14 @@ def beside(command: Callable, given: dict, *looked_at: str) -> list[str]:
     usual = {name: one.default for name, one in inspect.signature(command).parameters.items()}
     return ["MODEL" if name == "model" else f"--{name.replace('_', '-')}" for name in usual
             if name not in looked_at and given[name] != usual[name]]
+
+
+def results(run: str | None) -> Path | None:
+    """Where the results of that name are: a file, or a run's directory, given as itself or by its id."""
+    if run is None or Path(run).suffix in (".parquet", ".csv", ".jsonl"):
+        return None if run is None else Path(run)
+    from kvlab.record.store import find_run
+    return find_run(run, Path("profiles"))
 
 
 def print_json(data) -> None:

@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -287,3 +289,41 @@ def test_what_variants_print_goes_to_the_runs_log_or_to_stderr(tmp_path, capfd):
     first = (tmp_path / "worker.log").read_bytes()
     list(worker_each(200.0)(Job(artifacts=tmp_path, probes=("kernel_error",)), [case]))
     assert (tmp_path / "worker.log").read_bytes().startswith(first + b"said by"), "a resumed run's log goes on"
+
+
+@dataclass(frozen=True)
+class Untimed:
+    """A case that gives no times."""
+    timed: ClassVar[bool] = False
+    number: int
+
+    @property
+    def comparison_id(self):
+        return str(self.number)
+
+
+def test_cases_without_times_run_beside_each_other_and_timed_ones_alone_after_them(monkeypatch):
+    running, most, order = set(), [], []
+    together = threading.Barrier(2, timeout=30)
+
+    def rows(worker, job, case):
+        running.add(case.number)
+        most.append(len(running))
+        if not getattr(case, "timed", True):
+            together.wait()                                                # ends only with two at once
+        running.discard(case.number)
+        order.append(case.number)
+        return [dict(comparison_id=str(case.number))]
+    monkeypatch.setattr(Worker, "rows", rows)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    timed = [SimpleNamespace(number=number) for number in (0, 5)]
+    found = list(worker_each(1.0)(Job(), [timed[0], *map(Untimed, range(1, 5)), timed[1]]))
+    assert sorted(rows[0]["comparison_id"] for rows in found) == list("012345")
+    assert order[-2:] == [0, 5] and most[-2:] == [1, 1] and max(most) == 2
+
+
+def test_a_closed_worker_starts_no_process_again():
+    worker = Worker(1.0)
+    worker.close()
+    assert worker.rows(Job(), SimpleNamespace(comparison_id="a", columns=lambda: {}))[0]["error"] == (
+        "the run was stopped") and worker.process is None

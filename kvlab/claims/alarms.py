@@ -1,0 +1,112 @@
+"""Claims of section 8: what evictions mean, what to do about them, and when to raise an alarm."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvlab.claims._base import Claim, Evidence, Found, Verdict, conditional, inconclusive, refuted, supported
+from kvlab.claims._results import Results
+from kvlab.claims._serving import row, times
+from kvlab.lang import Text
+
+SECTION = 8
+TELLS = 0.05                    # share of a calm time in which an alarm may be on and still tell something
+
+
+def _evicted(results: Results) -> Iterator[Evidence]:
+    yield row(results, "monitoring", "alarm", "false_share", "calm_on", Text(
+        "share of the calm time in which “evictions > 0” is on", "平稳期内“驱逐 > 0”处于触发状态的时间占比"),
+        alarm="evictions > 0", unit="share")
+    for metric, name, en, zh in (("preemption_ratio", "preempted", "preemptions per request", "每请求抢占次数"),
+                                 ("cut_share", "cut", "requests cut short by a scheduler that recomputes, as vLLM's",
+                                  "在会重算的调度器（同 vLLM）下被截断的请求占比")):
+        yield row(results, "batching", "lever", metric, name, Text(f"{en}, overload", f"{zh}，过载"), label="as it is",
+                  unit="share")
+    yield results.quoted("c70_vllm_recomputes", name="recomputes")
+    yield results.quoted("c70_report_of_cut_outputs", name="reports")
+
+
+def _truncated(found: Found) -> Verdict:
+    calm, preempted, cut, again = (found[name] for name in ("calm_on", "preempted", "cut", "recomputes"))
+    reports = found.get("reports")
+    en = (f"“evictions > 0” is on in {calm.value:.0%} of a calm time; at {preempted.value:.2f} preemptions per request "
+          f"{cut.value:.1%} of requests are cut short: vLLM {'computes them anew' if again.value else 'drops them'}")
+    zh = (f"平稳期内“驱逐 > 0”有 {calm.value:.0%} 的时间在触发；每请求抢占 {preempted.value:.2f} 次时，"
+          f"{cut.value:.1%} 的请求被截断（仿真）：vLLM {'会重算' if again.value else '会丢弃'}")
+    if reports and reports.value:
+        en += f"; {reports.value:.0f} open report says otherwise"
+        zh += f"；有 {reports.value:.0f} 条未关闭的报告说法不同"
+    if calm.below(TELLS) is None or not preempted.above(0):
+        return inconclusive(en, zh, Text("kvlab run batching and kvlab run monitoring with --size large",
+                                         "以 --size large 运行 kvlab run batching 与 kvlab run monitoring"))
+    right = [calm.below(TELLS), cut.above(0) or not again.value]
+    return supported(en, zh) if all(right) else conditional(en, zh) if any(right) else refuted(en, zh)
+
+
+def _levers(results: Results) -> Iterator[Evidence]:
+    more, less = "25 % more blocks", "max_model_len 2,048"
+    for label, metric, name, en, zh in (
+            (more, "e2e_p99_s_ratio", "tail_more", "p99 end to end, 25 % more blocks ÷ before",
+             "端到端 p99：块数 +25% ÷ 原来"),
+            (more, "preemption_ratio", "preempted_more", "preemptions per request, 25 % more blocks",
+             "块数 +25% 时每请求抢占次数"),
+            ("as it is", "preemption_ratio", "preempted", "preemptions per request before", "原来每请求抢占次数"),
+            (less, "preemption_ratio", "preempted_less", "preemptions per request, max_model_len 2,048",
+             "max_model_len 2048 时每请求抢占次数"),
+            (less, "rejected_share", "refused", "requests refused by max_model_len 2,048",
+             "被 max_model_len 2048 拒绝的请求占比"),
+            (less, "cut_share", "cut", "answers cut short by max_model_len 2,048",
+             "被 max_model_len 2048 截断的回答占比"),
+            ("watermark 5 %", "preemption_ratio", "preempted_watermark",
+             "preemptions per request, 5 % of blocks kept back", "预留 5% 的块时每请求抢占次数")):
+        yield row(results, "batching", "lever", metric, name, Text(f"{en}, overload", f"{zh}，过载"), label=label,
+                  unit="ratio" if name == "tail_more" else "share")
+    yield results.quoted("c71_docs_name_max_model_len", name="advised")
+
+
+def _relieved(found: Found) -> Verdict:
+    tail, before, more, less = (found[name] for name in ("tail_more", "preempted", "preempted_more", "preempted_less"))
+    refused, cut, mark = found["refused"], found["cut"], found["preempted_watermark"]
+    en = (f"25 % more blocks: p99 {times(tail)}, preemptions {before.value:.1%} → {more.value:.1%}; max_model_len "
+          f"2,048: {before.value:.1%} → {less.value:.1%}, by refusing {refused.value:.1%} of requests and cutting "
+          f"{cut.value:.1%}; 5 % of blocks kept back: {mark.value:.1%} at no such price")
+    zh = (f"块数 +25%：p99 为原来的 {times(tail)}，抢占 {before.value:.1%} → {more.value:.1%}；max_model_len 2048："
+          f"{before.value:.1%} → {less.value:.1%}，代价是拒绝 {refused.value:.1%}、截断 {cut.value:.1%} 的请求；"
+          f"预留 5% 的块：{mark.value:.1%}，无此代价（仿真）")
+    base = before.value if before.low is None else before.low
+    helps = [tail.below(1) or more.below(base), less.below(base)]
+    priced = refused.above(0) or cut.above(0)
+    if not any(helps):
+        return refuted(en, zh)
+    return supported(en, zh) if all(helps) and not priced else conditional(en, zh)
+
+
+def _alarms(results: Results) -> Iterator[Evidence]:
+    for alarm, name in (("evictions > 5 %", "evictions"), ("preemption ratio", "preemptions")):
+        yield row(results, "monitoring", "alarm", "false_share", f"{name}_on", Text(
+            f"share of the calm time in which “{alarm}” is on", f"平稳期内报警“{alarm}”处于触发状态的时间占比"),
+            alarm=alarm, unit="share")
+    yield row(results, "monitoring", "alarm", "detected_after_s", "preemptions_after", Text(
+        "from a burst's beginning to the alarm on preemptions > 5 %", "突发开始到“抢占 > 5%”报警的时间"),
+        alarm="preemption ratio")
+
+
+def _five_per_cent(found: Found) -> Verdict:
+    evictions, preemptions, after = (found[name] for name in ("evictions_on", "preemptions_on", "preemptions_after"))
+    en = (f"of evicted blocks per finished request: on in {evictions.value:.0%} of a calm time; of preemptions per "
+          f"finished request: {preemptions.value:.0%}, and {after.value:.0f} s after a burst began")
+    zh = (f"按“被驱逐块 ÷ 完成请求”算：平稳期 {evictions.value:.0%} 的时间在报警；按“抢占 ÷ 完成请求”算："
+          f"{preemptions.value:.0%}，突发开始后 {after.value:.0f} s 报警（仿真）")
+    if evictions.below(TELLS):
+        return supported(en, zh)
+    return conditional(en, zh) if preemptions.below(TELLS) else refuted(en, zh)
+
+
+CLAIMS = (
+    Claim("C70", Text("Evictions above 0 mean that KV memory is short and requests are cut off",
+                      "驱逐次数持续大于 0 说明 KV 空间不足，请求被强制截断"), "evictions > 0", _evicted, _truncated,
+          ("monitoring", "batching"), "monitoring"),
+    Claim("C71", Text("… and then one scales out or lowers max_model_len", "……此时要么扩容，要么降低 max_model_len"),
+          "scale out / max_model_len", _levers, _relieved, ("batching",), "batching_limits"),
+    Claim("C72", Text("An eviction rate above 5% calls for an alarm", "驱逐率超过 5% 就应该告警"), "> 5 %", _alarms,
+          _five_per_cent, ("monitoring",), "monitoring"),
+)

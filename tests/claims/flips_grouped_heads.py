@@ -1,0 +1,22 @@
+"""Other evidence for the claims on what sharing KV heads is and saves, and the word that it must give."""
+FLIPS = {
+    "C16": [({"other_8k": 10, "other_128k": 10, "other_1m": 10}, "supported"), ({"other_8k": 10}, "conditional"),
+            ({"other_128k": 17}, "conditional"), ({"mla_year": 2020}, "refuted"), ({"mla_128k": 12}, "refuted"),
+            ({"gqa_1m": 12}, "outdated"), ({"gqa_8k": None}, "untestable here")],
+    "C17": [({"repeated": 1e-3}, "refuted"), ({"grouped": 2e-5}, "refuted"),
+            ({"expanded": (0.2, 0.1, 0.3)}, "refuted"), ({"expanded": (1e-6, 0, 1e-5)}, "inconclusive"), ({"repeated": 9e-6}, "supported"),
+            ({"grouped": None}, "untestable here")],
+    "C18": [({"q_heads": 28, "kv_heads": 4}, "refuted"), ({"family": 1}, "supported"),
+            ({"family": 0.5}, "conditional"), ({"kv_heads": None}, "untestable here")],
+    "C19": [({"grouped_layers": 93, "mla_layers": 0, "linear_layers": 0, "q_heads": 64}, "supported"),
+            ({"grouped_layers": 93, "mla_layers": 0, "linear_layers": 0}, "conditional"),
+            ({"grouped_layers": 24, "mla_layers": 0}, "conditional"), ({"q_heads": 64}, "refuted"),
+            ({"grouped_layers": None}, "untestable here")],
+    "C20": [({"grouped_saved": 0.6}, "supported"), ({"grouped_saved": 0.2}, "conditional"),
+            ({"mla_saved": 0.9}, "refuted"), ({"linear_saved": None}, "untestable here")],
+    "C21": [({"at_64_8": 0.75}, "refuted"), ({"as_said": 1}, "supported"), ({"per_rank": None}, "conditional"),
+            ({"most": None}, "untestable here")],
+    "C22": [({"wide": (0.5, 0.4, 0.6)}, "supported"), ({"narrow": (0.001, -0.002, 0.004)}, "refuted"),
+            ({"wide": (0.01, -0.01, 0.03)}, "inconclusive"), ({"narrow": (0.02, 0.005, 0.03)}, "inconclusive"),
+            ({"narrow": None}, "untestable here")],
+}

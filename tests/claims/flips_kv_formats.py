@@ -1,0 +1,22 @@
+"""Evidence that would change the verdicts on KV formats: id -> [({evidence: value or (value, low, high)}, word)]."""
+FLIPS = {
+    "C40": [({"fp8": 0.5, "worst": 0.53}, "supported"), ({"worst": 0.75}, "conditional"), ({"fp8": 0.8}, "refuted")],
+    "C41": [({"plain": (0.002, 0.001, 0.004), "token": (0.001, -0.001, 0.003)}, "supported"),
+            ({"plain": (0.012, 0.005, 0.02), "token": (0.001, -0.001, 0.003)}, "conditional"),
+            ({"plain": (0.05, 0.03, 0.07), "token": (0.03, 0.02, 0.04)}, "refuted"),
+            ({"plain": (0.01, -0.02, 0.04), "token": (0.01, -0.02, 0.04)}, "inconclusive"),
+            ({"token": None}, "untestable here")],
+    "C42": [({"ampere": 1.0, "later": 1.0}, "supported"), ({"ampere": 0.5}, "conditional"), ({"ampere": 0}, "refuted")],
+    "C43": [({"dynamic": (0.009, 0.008, 0.010)}, "supported"), ({"dynamic": (0.0025, 0.0022, 0.0028)}, "inconclusive"),
+            ({"lmdeploy_data_free": 0, "vllm_int8_per_token_head": 0}, "conditional"),
+            ({"lmdeploy_offline_removed": 0}, "refuted"), ({"vllm_int8_per_token_head": 0}, "outdated"),
+            ({"calibrated": None}, "untestable here")],
+    "C44": [({"mi300": 1, "plain": (0.0002, -0.0004, 0.0008)}, "supported"), ({"mi300": 1}, "conditional"),
+            ({"h100": 0, "plain": (0.0002, -0.0004, 0.0008)}, "conditional"),
+            ({"mi300": 1, "plain": (0.001, -0.002, 0.004)}, "inconclusive"), ({"fp8": 0.9}, "refuted")],
+    "C45": [({"a100_fp8_offline": 1.0, "a100_int8_300": 0.9}, "supported"), ({"a100_fp8_dense": 0.7}, "conditional"),
+            ({"a100_fp8_dense": 1.05}, "refuted"),
+            ({"a100_fp8_dense": 1.0, "a100_fp8_offline": 1.01, "a100_int8_300": 1.0}, "inconclusive")],
+    "C46": [({"fp8_token": 0.625 * 2**30, "int8_token": 0.625 * 2**30}, "supported"),
+            ({"int8_token": 0.7 * 2**30}, "conditional"), ({"fp16": 2.5 * 2**30}, "refuted")],
+}

@@ -1,0 +1,22 @@
+"""Evidence that would change verdicts on pages and settings: id -> [({evidence: value, (value, low, high)}, word)]."""
+FLIPS = {
+    "C32": [({"pages": (0.1, 0.09, 0.11)}, "conditional"), ({"pages": (0.04, 0.03, 0.05)}, "inconclusive"),
+            ({"pages": (6.0, 5.9, 6.1)}, "refuted"), ({"held": None}, "supported"),
+            ({"pages": None}, "untestable here")],
+    "C33": [({"used": (0.9, 0.88, 0.92)}, "refuted"), ({"used": (0.5, 0.4, 0.6)}, "inconclusive"),
+            ({"grows": 0}, "supported"), ({"grows": None, "exact": None}, "supported"), ({"used": 0.2}, "conditional"),
+            ({"used": None}, "untestable here")],
+    "C34": [({"default": 32}, "outdated"), ({"waste": (0.2, 0.19, 0.21)}, "conditional"),
+            ({"flashmla": None}, "supported"),
+            ({"waste": (0.04, 0.02, 0.06)}, "inconclusive"), ({"waste": None}, "untestable here")],
+    "C35": [({"requests": (0, 0, 0)}, "refuted"), ({"requests": (3, 0, 9)}, "conditional"), ({"heads": 0}, "refuted"),
+            ({"half": None}, "supported"), ({"requests": None}, "untestable here")],
+    "C36": [({"kv": 0.9}, "supported"), ({"logs": 0.3}, "refuted"), ({"logs": (0.05, 0.01, 0.2)}, "inconclusive"),
+            ({"kv": 0.1}, "conditional"), ({"logs": None}, "untestable here")],
+    "C37": [({"requests": 300}, "supported"), ({"requests": (256, 200, 300)}, "inconclusive"),
+            ({"longest": 0}, "refuted"), ({"requests": 100}, "conditional"), ({"requests": None}, "untestable here")],
+    "C38": [({"now": 0}, "supported"), ({"before": 1}, "refuted"), ({"before": None}, "untestable here")],
+    "C39": [({"few": 0.35, "many": 0.45}, "supported"), ({"few": 0.6, "many": 0.9}, "refuted"),
+            ({"few": 0.01, "many": (0.2, 0.1, 0.25)}, "refuted"), ({"few": 0.35}, "conditional"),
+            ({"few": (0.3, 0.2, 0.4), "many": 0.45}, "inconclusive"), ({"many": None}, "untestable here")],
+}
