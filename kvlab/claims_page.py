@@ -46,11 +46,11 @@ input[name=lang] { position: absolute; opacity: 0; }
 """
 
 
-def write_page(rows: list[dict], path: Path, lang: str = "en", *, runs: Mapping[str, Path] | None = None) -> Path:
+def write_page(rows: list[dict], path: Path, lang: str = "en", *, runs: Mapping[str, Path | None] | None = None) -> Path:
     """Write the page of a ledger's rows, opened in that language; returns its path.
 
-    runs: study -> results that the figures are drawn from; default: what kvlab ships. Refused: a folder that cannot be
-    written (StoreError).
+    runs: study -> results that the figures are drawn from, None = no figure of it; default: what kvlab ships. Refused:
+    a folder that cannot be written (StoreError).
     """
     figures = {name: _pictures(name, runs or {}) for name in dict.fromkeys(row["figure"] for row in rows) if name}
     checks = {one: " checked" if one == checked(lang) else "" for one in LANGUAGES}
@@ -153,12 +153,15 @@ def _gallery(writer: _Writer, figures: Mapping[str, dict]) -> Iterator[str]:
             yield f'<figure id="figure-{name}">{shown}{caption}</figure>'
 
 
-def _pictures(name: str, runs: Mapping[str, Path]) -> dict[str, str]:
+def _pictures(name: str, runs: Mapping[str, Path | None]) -> dict[str, str]:
     """language -> the figure in base64; empty where the results do not allow it."""
     from kvlab.figures import figures, make
     from kvlab.figures._style import image
+    study = figures[name].STUDY
+    if study in runs and runs[study] is None:
+        return {}
     try:
-        return {one: base64.b64encode(image(make(name, runs.get(figures[name].STUDY), lang=one), "png")).decode()
+        return {one: base64.b64encode(image(make(name, runs.get(study), lang=one), "png")).decode()
                 for one in LANGUAGES}
     except ValueError:                                   # a smoke run has not the rows of every figure
         return {}

@@ -13,7 +13,8 @@ from kvlab.lang import Text
 from kvlab.show import printable
 
 TITLES = {"id": Text("id", "编号"), "verdict": Text("verdict", "结论"), "kind": Text("kind", "证据"),
-          "number": Text("number", "数值"), "claim": Text("the article says", "文章说")}
+          "number": Text("number", "数值"), "what": Text("of what", "指标"),
+          "claim": Text("the article says", "文章说")}
 SAID = {"because": Text("because", "理由"), "needs": Text("needs", "需要"), "evidence": Text("evidence", "证据"),
         "figure": Text("figure", "图"), "again": Text("reproduce", "复现"), "counts": Text("claims", "条论断")}
 
@@ -34,7 +35,7 @@ def print_ledger(rows: list[dict], lang: str) -> None:
         for row in mine:
             table.add_row(*(Cell(printable(text)) for text in (
                 row["id"], verdict_word(row["verdict"], lang), KIND_WORDS[row["kind"]].of(lang), number(row, lang),
-                of(row, "claim", lang))))
+                of(row, "what", lang), of(row, "claim", lang))))
         Console(width=None if sys.stdout.isatty() else 200).print(table)
         print()
     counts = Counter(row["verdict"].removesuffix(" (quoted)") for row in rows)

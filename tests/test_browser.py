@@ -100,8 +100,16 @@ def page(request, lab, browser, tmp_path_factory):
 def test_every_cell_runs_figures_are_seen_and_nothing_comes_from_a_network(page):
     widths = page.evaluate("() => [...document.querySelectorAll('.jp-RenderedImage img')].map(i => i.naturalWidth)")
     errors = page.locator("[data-mime-type*='error'], [data-mime-type*='stderr']").all_inner_texts()
-    assert widths and min(widths) > 1000 and errors == []
+    bars = page.evaluate("() => [...document.querySelectorAll('.widget-hprogress .progress-bar')]"
+                         ".map(bar => bar.style.width)")
+    assert widths and min(widths) > 1000 and errors == [] and set(bars) <= {"100%"}
     assert [url for url in page.asked if not url.startswith(("http://127.0.0.1", "data:", "blob:"))] == []
+
+
+@pytest.mark.parametrize("page", ["00_first_look"], indirect=True)
+def test_progress_is_shown_and_has_come_to_its_end(page):
+    label = page.locator(".widget-hbox:has(.widget-hprogress)").inner_text()
+    assert "100%" in label and "3/3" in label
 
 
 @pytest.mark.parametrize("page", ["00_first_look"], indirect=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kvlab.lang import Text
 from kvlab.record.reading import KINDS, weakest
@@ -56,7 +56,15 @@ class Evidence:
         return True if high < bound else False if low >= bound else None
 
     def _ends(self) -> tuple[float, float]:
+        if self.value is None:
+            raise ValueError(f"{self.name} is missing and is compared with nothing; ask for it with found[...]")
         return (self.value if self.low is None else self.low, self.value if self.high is None else self.high)
+
+
+class Known(Evidence):
+    """Evidence that is there, as a judge sees it: its value is a number. A type only, none is ever made."""
+    __slots__ = ()
+    value: float
 
 
 def absent(name: str, about: Text, en: str, zh: str) -> Evidence:
@@ -108,7 +116,7 @@ class _Absent(Exception):
     """The judge asked for evidence that is missing."""
 
 
-class Found(Mapping[str, Evidence]):
+class Found(Mapping[str, Known]):
     """A claim's evidence by name, as its judge sees it: found["x"] where the verdict needs x, found.get("x") else.
 
     get gives None for missing evidence. What was looked at decides the verdict's kind.
@@ -122,11 +130,11 @@ class Found(Mapping[str, Evidence]):
             self._all[one.name] = one
         self.looked_at: dict[str, Evidence] = {}
 
-    def __getitem__(self, name: str) -> Evidence:
+    def __getitem__(self, name: str) -> Known:
         one = self.looked_at[name] = self._all[name]
         if one.kind == "missing":
             raise _Absent
-        return one
+        return cast(Known, one)                          # what is not missing has a number: Evidence refuses else
 
     def get(self, name: str, default=None):
         there = name in self._all and self._all[name].kind != "missing"
@@ -165,16 +173,20 @@ class Claim:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its evidence and its verdict. kind: the weakest of the evidence that the judge looked at."""
+    """A claim with its evidence and its verdict. kind: the weakest of the evidence that the judge looked at.
+
+    only_quoted: nothing but what others say stands behind it.
+    """
     claim: Claim
     verdict: Verdict
     evidence: tuple[Evidence, ...]
     kind: str
+    only_quoted: bool
 
     @property
     def label(self) -> str:
-        """The verdict's word, and "(quoted)" where nothing but what others say stands behind it."""
-        return f"{self.verdict.word} (quoted)" if self.kind == "quoted" else self.verdict.word
+        """The verdict's word, "(quoted)" where it is only_quoted."""
+        return f"{self.verdict.word} (quoted)" if self.only_quoted else self.verdict.word
 
 
 def judged(claim: Claim, evidence: Iterable[Evidence]) -> Judged:
@@ -188,4 +200,4 @@ def judged(claim: Claim, evidence: Iterable[Evidence]) -> Judged:
     used = [one.kind for one in found.looked_at.values()]
     if not used:
         raise ValueError(f"{claim.id}: a verdict that looked at no evidence is none")
-    return Judged(claim, verdict, tuple(found._all.values()), weakest(used))
+    return Judged(claim, verdict, tuple(found._all.values()), weakest(used), set(used) == {"quoted"})

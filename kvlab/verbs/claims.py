@@ -49,7 +49,7 @@ def command(asked: Annotated[list[str] | None, typer.Argument(metavar="[show] [I
     rows = [as_row(one) for one in ledger(Results(given), ids=[claim.id for claim in claims])]
     if html is not None:
         from kvlab.claims_page import write_page
-        print(write_page(rows, html, lang), file=sys.stderr)
+        print(write_page(rows, html, lang, runs=given), file=sys.stderr)
     if as_json:
         print_json(rows)
     elif one_by_one:
