@@ -44,7 +44,7 @@ def size(model, kv_len: int, batch_size: int = 1, kv_format="bf16", tp: int = 1)
     """
     from kvlab.catalog.resolve import model as resolved
     from kvlab.kv.sizing import size as size_of
-    return size_of(resolved(model) if isinstance(model, str | Path) else model, kv_len, batch_size, kv_format, tp)
+    return size_of(resolved(str(model)) if isinstance(model, str | Path) else model, kv_len, batch_size, kv_format, tp)
 
 
 def run(study: str, *, size: str | None = None, device: str | None = None, out: Path | str = "profiles",
@@ -96,17 +96,17 @@ def ledger(runs: Iterable[Path | str] = (), *, ids: Iterable[str] = (), section:
     from kvlab.claims import ledger as judge_all
     from kvlab.claims._results import Results, runs_of
     found = judge_all(Results(runs_of(map(str, runs))), ids=ids, section=section)
-    # as objects: None stays None where a number is missing
-    return pd.DataFrame([as_row(one) for one in found]).astype({name: object for name in ("value", "low", "high", "n")})
+    return pd.DataFrame([as_row(one) for one in found], dtype=object)          # None stays None: there is no number
 
 
 def figure(name: str, run: pd.DataFrame | Path | str | None = None, *, out: Path | str | None = None,
-           formats: Sequence[str] = ("png", "pdf")):
+           formats: Sequence[str] = ("png", "pdf"), lang: str = "en"):
     """Draw a figure from stored rows; returns the matplotlib Figure, or with `out` the files written.
 
-    run: a result table, a run directory or a file of results (default: the reference run shipped with kvlab).
+    run: a result table, a run directory or a file of results (default: the reference run shipped with kvlab). lang: en,
+    or zh for labels in Chinese.
     """
     from kvlab.figures import make, save
     if out is None:
-        return make(name, run)
-    return save(name, run, Path(out), formats)
+        return make(name, run, lang=lang)
+    return save(name, run, Path(out), formats, lang=lang)

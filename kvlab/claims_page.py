@@ -6,6 +6,7 @@ runs is text in it, never markup.
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
@@ -34,7 +35,8 @@ body { font: 15px/1.55 system-ui, "Noto Sans CJK SC", "Microsoft YaHei", sans-se
 h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 2.4rem; border-bottom: 1px solid #ddd; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .5rem; border-bottom: 1px solid #e5e5e5; text-align: left; vertical-align: top; }
-th { background: #f4f4f4; } td { overflow-wrap: anywhere; } td.id, td.verdict, td.number { white-space: nowrap; }
+th { background: #f4f4f4; } td { overflow-wrap: anywhere; }
+td.id, td.verdict, td.number, th, td:last-child { white-space: nowrap; }
 article { margin: 1.4rem 0; break-inside: avoid; } small { color: #555; } code { font-size: 12px; }
 figure { margin: 1.2rem 0; break-inside: avoid; } img { max-width: 100%; }
 label { cursor: pointer; padding: .2rem .7rem; border: 1px solid #bbb; border-radius: 3px; }
@@ -46,7 +48,8 @@ input[name=lang] { position: absolute; opacity: 0; }
 """
 
 
-def write_page(rows: list[dict], path: Path, lang: str = "en", *, runs: Mapping[str, Path | None] | None = None) -> Path:
+def write_page(rows: list[dict], path: Path, lang: str = "en", *,
+               runs: Mapping[str, Path | None] | None = None) -> Path:
     """Write the page of a ledger's rows, opened in that language; returns its path.
 
     runs: study -> results that the figures are drawn from, None = no figure of it; default: what kvlab ships. Refused:
@@ -114,7 +117,7 @@ class _Writer:
                 name = f'<a href="#{row["id"]}">{row["id"]}</a>' if link else row["id"]
                 lines.append(f'<tr><td class="id">{name}</td><td>{self.span(_of(row, "claim"))}</td>'
                              f'<td class="verdict">{self.badge(row["verdict"])}</td>'
-                             f'<td class="number">{self.number(row)}</td>'
+                             f'<td>{self.number(row)} <small>{self.span(_of(row, "what"))}</small></td>'
                              f'<td>{self.span(KIND_WORDS[row["kind"]])}</td></tr>')
             yield f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
@@ -131,15 +134,18 @@ class _Writer:
         yield self.say("p", _of(row, "because"))
         if row["needs"]:
             yield self.say("p", Text(f"{NEEDS.en}: {row['needs']}", f"{NEEDS.zh}：{row['needs_zh']}"))
-        for one in row["evidence"]:
-            n = f", n = {one['n']:,}" if one["n"] else ""
-            source = self.say("small", _of(one, "note")) if one["note"] else f"<small>{escape(one['source'])}</small>"
-            kind = self.span(KIND_WORDS[one["kind"]])
-            yield f"<p>{self.span(_of(one, 'about'))}: {self.number(one)}{n} ({kind})<br>{source}</p>"
+        yield f"<table>{''.join(map(self.evidence, row['evidence']))}</table>"
         again = " ".join(f"<code>{escape(command)}</code>" for command in row["commands"])
         name = row["figure"]
         drawn = f' <a href="#figure-{name}">{self.span(MORE)} {name}</a>' if figures.get(name) else ""
         yield f"<p>{self.span(AGAIN)}: {again}{drawn}</p></article>"
+
+    def evidence(self, one: dict) -> str:
+        """A line of a table: what the number is and whose, the number, n and kind."""
+        source = self.say("small", _of(one, "note")) if one["note"] else f"<small>{escape(one['source'])}</small>"
+        n = f" <small>n = {one['n']:,}</small>" if one["n"] else ""
+        return (f"<tr><td>{self.span(_of(one, 'about'))}<br>{source}</td><td class='number'>{self.number(one)}{n}</td>"
+                f"<td>{self.span(KIND_WORDS[one['kind']])}</td></tr>")
 
 
 def _gallery(writer: _Writer, figures: Mapping[str, dict]) -> Iterator[str]:
@@ -161,10 +167,18 @@ def _pictures(name: str, runs: Mapping[str, Path | None]) -> dict[str, str]:
     if study in runs and runs[study] is None:
         return {}
     try:
-        return {one: base64.b64encode(image(make(name, runs.get(study), lang=one), "png")).decode()
+        return {one: base64.b64encode(_small(image(make(name, runs.get(study), lang=one), "png"))).decode()
                 for one in LANGUAGES}
     except ValueError:                                   # a smoke run has not the rows of every figure
         return {}
+
+
+def _small(png: bytes) -> bytes:
+    """The picture in 64 colours: a third of the bytes, and a figure of lines and markers has no more."""
+    from PIL import Image
+    made = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(64).save(made, "png", optimize=True)
+    return made.getvalue()
 
 
 class Html(str):

@@ -66,6 +66,7 @@ def test_wrong_use_is_one_sentence_and_exit_code_2(kvlab, arguments, said):
 
 def test_results_of_another_schema_version_are_refused(kvlab, tmp_path):
     import pyarrow.parquet
+
     from kvlab.api import reference
     table = pyarrow.parquet.read_table(reference("paging"))
     metadata = {**table.schema.metadata, b"kvlab.schema_version": b"99"}
