@@ -100,13 +100,14 @@ def ledger(runs: Iterable[Path | str] = (), *, ids: Iterable[str] = (), section:
 
 
 def figure(name: str, run: pd.DataFrame | Path | str | None = None, *, out: Path | str | None = None,
-           formats: Sequence[str] = ("png", "pdf"), lang: str = "en"):
+           formats: Sequence[str] = ("png", "pdf"), venue: str | None = None, columns: int = 1, lang: str = "en"):
     """Draw a figure from stored rows; returns the matplotlib Figure, or with `out` the files written.
 
-    run: a result table, a run directory or a file of results (default: the reference run shipped with kvlab). lang: en,
-    or zh for labels in Chinese.
+    run: a result table, a run directory or a file of results (default: the reference run shipped with kvlab). venue:
+    neurips, icml, iclr, acl, ieee, acm or slides, over so many of its columns; the footer is then a caption's text.
+    lang: en, or zh for labels in Chinese.
     """
     from kvlab.figures import make, save
     if out is None:
-        return make(name, run, lang=lang)
-    return save(name, run, Path(out), formats, lang=lang)
+        return make(name, run, venue=venue, columns=columns, lang=lang)
+    return save(name, run, Path(out), formats, venue=venue, columns=columns, lang=lang)

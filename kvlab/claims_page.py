@@ -13,10 +13,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.claims._words import KIND_WORDS, VERDICTS, number, verdict_word
+from kvlab.claims._ledger import no_claim
+from kvlab.claims._words import KIND_WORDS, QUOTED, VERDICTS, number, verdict_word
 from kvlab.lang import LANGUAGES, Text, checked
-from kvlab.record.export import atomic_write
-from kvlab.registry import no_such
+from kvlab.record.export import atomic_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,18 +55,22 @@ def write_page(rows: list[dict], path: Path, lang: str = "en", *,
     runs: study -> results that the figures are drawn from, None = no figure of it; default: what kvlab ships. Refused:
     a folder that cannot be written (StoreError).
     """
-    figures = {name: _pictures(name, runs or {}) for name in dict.fromkeys(row["figure"] for row in rows) if name}
+    with atomic_file(path) as file:                     # opened first: what cannot be written to costs no figures
+        file.write(_page(rows, lang, runs or {}).encode())
+    return path
+
+
+def _page(rows: list[dict], lang: str, runs: Mapping[str, Path]) -> str:
+    figures = {name: _pictures(name, runs) for name in dict.fromkeys(row["figure"] for row in rows) if name}
     checks = {one: " checked" if one == checked(lang) else "" for one in LANGUAGES}
     switch = "".join(f'<input type="radio" name="lang" id="{one}"{checks[one]}>' for one in LANGUAGES)
     labels = '<label for="en">English</label> <label for="zh" lang="zh">中文</label>'
     writer = _Writer(LANGUAGES)
     body = "\n".join([writer.say("h1", TITLE), writer.say("p", INTRO), writer.counts(rows),
                       *writer.summary(rows, link=True), *writer.claims(rows, figures), *_gallery(writer, figures)])
-    page = (f'<!doctype html><html lang="{lang}"><head><meta charset="utf-8"><meta name="viewport" '
+    return (f'<!doctype html><html lang="{lang}"><head><meta charset="utf-8"><meta name="viewport" '
             f'content="width=device-width"><title>kvlab: {TITLE.of(lang)}</title><style>{_STYLE}</style></head><body>'
             f'{switch}<nav>{labels}</nav><main>{body}</main></body></html>\n')
-    atomic_write(path, page.encode())
-    return path
 
 
 def _of(row: dict, name: str) -> Text:
@@ -74,7 +78,7 @@ def _of(row: dict, name: str) -> Text:
 
 
 def _word(row: dict) -> str:
-    return row["verdict"].removesuffix(" (quoted)")
+    return row["verdict"].removesuffix(QUOTED)
 
 
 def _by_section(rows: list[dict]) -> Iterator[tuple[Text, list[dict]]]:
@@ -95,7 +99,7 @@ class _Writer:
 
     def badge(self, label: str) -> str:
         words = Text(*(verdict_word(label, one) for one in LANGUAGES))
-        color = COLORS[label.removesuffix(" (quoted)")]
+        color = COLORS[label.removesuffix(QUOTED)]
         return (f'<span style="border-left: .6rem solid {color}; padding: 0 .4rem; white-space: nowrap">'
                 f'{self.span(words)}</span>')
 
@@ -197,7 +201,7 @@ def claim(rows: pd.DataFrame, name: str, lang: str = "en") -> Html:
     """One claim of a ledger with its verdict and all its evidence, for a notebook. Refused: an id it has not."""
     found = rows[rows["id"] == name].to_dict("records")
     if not found:
-        raise no_such("claim", name, rows["id"])
+        raise no_claim(name, rows["id"])
     return Html("".join(_Writer((checked(lang),)).claim(found[0], {})))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -243,12 +244,14 @@ def run(study: Annotated[str, typer.Argument(help="A name from `kvlab ls studies
 def _draw_all(study: str, path: Path, lang: str) -> None:
     """The study's figures into the run; one that the rows do not allow is said and left out."""
     from kvlab.figures import figures, save
-    for name in figures:
-        if figures[name].STUDY == study:
-            try:
-                save(name, path, path / "figures", lang=lang)
-            except Exception as error:                   # whatever it is: the run is stored, and its name must be said
-                print(f"kvlab: no figure {name}: {error}", file=sys.stderr)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *where: print(f"kvlab: {message}", file=sys.stderr)
+        for name in figures:
+            if figures[name].STUDY == study:
+                try:
+                    save(name, path, path / "figures", lang=lang)
+                except Exception as error:               # whatever it is: the run is stored, and its name must be said
+                    print(f"kvlab: no figure {name}: {error}", file=sys.stderr)
 
 
 @app.command()

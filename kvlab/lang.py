@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 LANGUAGES = ("en", "zh")
 DICTIONARY = "zh.csv"
+LONGEST = 2000                  # characters of a sentence; what is longer is somebody else's text, such as a traceback
 # marks between clauses, then those within one, of the widest reach first, and what stands there in Chinese
 _MARKS = {" · ": " · ", "; ": "；", ": ": "："}, {", ": "，", " and ": " 和 "}
 _ENDS = {".": "。", "?": "？", "!": "！"}
@@ -18,9 +19,9 @@ _HAN, _FULL = "\u4e00-\u9fff", "，。：；？！（）"
 _PAIRS = {"(": ")", "[": "]", "“": "”"}
 _WHOLE = r"\((?:[^()]|\([^()]*\))*\)|\[[^\[\]]*\]|“[^”]*”"              # a bracket or quotation, with all it holds
 _PLAIN = "[^()\\[\\]“”]"
-_HOLES = {"{#}": r"([+\-−±]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)",
-          "{-}": f"((?:(?![,;:] ){_PLAIN}|{_WHOLE})+?)", "{}": f"((?:(?![;:] ){_PLAIN}|{_WHOLE})+?)",
-          "{*}": f"((?:{_PLAIN}|{_WHOLE})+?)"}
+_NUMBER = r"[+\-−±]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
+_HOLES = {"{#}": f"({_NUMBER}(?:, {_NUMBER})*)", "{*}": f"((?:{_PLAIN}|{_WHOLE})+?)",
+          "{}": f"((?:(?![;:] ){_PLAIN}|{_WHOLE})+?)", "{-}": f"((?:(?![,;:] | and ){_PLAIN}|{_WHOLE})+?)"}
 _HOLE = re.compile(r"\{[#*-]?\}")
 
 
@@ -94,20 +95,22 @@ def _sentences(text: str) -> str | None:
     cuts = sorted({*(at + 1 for at in ends), len(text)})
     if len(cuts) == 1 and text[-1] not in _ENDS:
         return None
-    said, began = "", 0
+    said, began, changed = "", 0, False
     for cut in cuts:
         core, end = text[began:cut].strip(), ""
-        if core[-1] in _ENDS and len(core) > 1:
+        if core[-1:] in _ENDS:
             core, end = core[:-1], core[-1]
         found = _chinese(core)
         said += found + (_ENDS.get(end, "") if found != core else f"{end} ")
-        began = cut
-    return said.rstrip()
+        began, changed = cut, changed or found != core
+    return said.rstrip() if changed else text
 
 
 def _filled(text: str) -> str | None:
     """The first template that fits; what stands in its holes is translated in turn."""
-    return next((found for one in _starts(text) for template in _dictionary().near(one)
+    if len(text) > LONGEST:
+        return None
+    return next((found for template in _dictionary().near(text) for one in _starts(text)
                  if (found := template.filled(one)) is not None), None)
 
 
@@ -127,7 +130,8 @@ def _split(text: str, marks: dict[str, str]) -> str | None:
         begins, ends = [0, *(end for _, end in cuts)], [*(at for at, _ in cuts), len(text)]
         parts = [text[begin:end] for begin, end in zip(begins, ends)]
         found = [_chinese(part) if part else part for part in parts]
-        return instead.join(found) if found != parts else text              # a list of names keeps its commas
+        names = mark == " and " and not any(" " in part for part in parts)
+        return instead.join(found) if names or found != parts else text     # a list of names keeps its commas
     return None
 
 
@@ -135,23 +139,20 @@ def _bracketed(text: str) -> str | None:
     """What stands in quotation marks, or before and in the bracket that ends the text."""
     if text[0] == "“" and text[-1] == "”":
         return f"“{_chinese(text[1:-1])}”"
-    before, _, inside = text[:-1].partition(" (")
-    if text[-1] != ")" or not before or not inside or not (_even(before) and _even(inside)):
-        return None
-    found = _chinese(before), _chinese(inside)
-    return text if found == (before, inside) else "{}（{}）".format(*found)
+    for opening in re.finditer(r" \(", text) if text[-1] == ")" else ():
+        before, inside = text[:opening.start()], text[opening.end():-1]
+        if before and inside and _even(before) and _even(inside):
+            found = _chinese(before), _chinese(inside)
+            return text if found == (before, inside) else "{}（{}）".format(*found)
+    return None
 
 
 def _outside(text: str, mark: str) -> list[tuple[int, int]]:
-    """(begin, end) of a mark wherever it stands outside of brackets and quotation marks."""
+    """(begin, end) of a mark wherever it stands outside of brackets and quotation marks, and not first."""
     if mark not in text:
         return []
-    found, depth = [], 0
-    for at, letter in enumerate(text):
-        depth += (letter in _PAIRS) - (letter in _PAIRS.values())
-        if not depth and text.startswith(mark, at) and at:
-            found.append((at, at + len(mark)))
-    return found
+    found = re.finditer(f"{_WHOLE}|{re.escape(mark)}", text)
+    return [one.span() for one in found if one.group() == mark and one.start()]
 
 
 def _even(text: str) -> bool:
@@ -168,29 +169,29 @@ def _even(text: str) -> bool:
 class _Template:
     """A sentence with holes; in Chinese `{}` in turn, or `{0}`, `{1}` … in another order.
 
-    `{#}` holds a number, `{}` words within a clause, `{-}` such words without a comma, `{*}` clauses too.
+    `{#}` holds numbers, `{}` words within a clause, `{-}` such words without a comma or an "and", `{*}` clauses too.
     """
     en: str
     zh: str
 
     @property
-    def words(self) -> list[str]:
-        return sorted(re.findall("[A-Za-z]{2,}", self.en), key=len)
+    def word(self) -> str:
+        """Its longest word; "" where it has none."""
+        return max(re.findall("[a-z]{2,}", self.en.lower()), key=len, default="")
+
+    @cached_property
+    def pattern(self) -> re.Pattern:
+        found, began = "", 0
+        for hole in _HOLE.finditer(self.en):
+            before, kind = self.en[:hole.start()], hole.group()
+            inside = kind == "{}" and before.count("(") > before.count(")")      # a bracket may hold clauses
+            found += re.escape(self.en[began:hole.start()]) + _HOLES["{*}" if inside else kind]
+            began = hole.end()
+        return re.compile(found + re.escape(self.en[began:]))
 
     def filled(self, text: str) -> str | None:
-        match = _pattern(self.en).fullmatch(text)
-        return match and self.zh.format(*map(_chinese, match.groups()))
-
-
-@cache
-def _pattern(en: str) -> re.Pattern:
-    found, began = "", 0
-    for hole in _HOLE.finditer(en):
-        before, kind = en[:hole.start()], hole.group()
-        inside = kind == "{}" and before.count("(") > before.count(")")      # a bracket may hold clauses
-        found += re.escape(en[began:hole.start()]) + _HOLES["{*}" if inside else kind]
-        began = hole.end()
-    return re.compile(found + re.escape(en[began:]))
+        match = self.pattern.fullmatch(text)
+        return None if match is None else self.zh.format(*map(_chinese, match.groups()))
 
 
 class _Dictionary:
@@ -198,16 +199,17 @@ class _Dictionary:
 
     def __init__(self, lines: list[dict[str, str]]):
         self.phrases = {line["en"]: line["zh"] for line in lines if "{" not in line["en"]}
-        templates = [_Template(line["en"], line["zh"]) for line in lines if "{" in line["en"]]
-        self._order = {one: i for i, one in enumerate(sorted(templates, key=lambda one: -len(one.en)))}
-        self._by_word: dict[str, list[_Template]] = {}
-        for one in templates:
-            self._by_word.setdefault(one.words[-1] if one.words else "", []).append(one)
+        self._templates = sorted((_Template(line["en"], line["zh"]) for line in lines if "{" in line["en"]),
+                                 key=lambda one: (one.en[0] == "{", -len(_HOLE.sub("", one.en))))
+        self._places: dict[str, list[int]] = {}
+        for place, one in enumerate(self._templates):
+            self._places.setdefault(one.word, []).append(place)
 
     def near(self, text: str) -> list[_Template]:
-        """Templates whose longest word is in the text, those that say most first."""
-        words = {*re.findall("[A-Za-z]{2,}", text), ""}
-        return sorted((one for word in words for one in self._by_word.get(word, ())), key=self._order.__getitem__)
+        """Templates whose longest word is in the text: those that begin with words, then those that say most first."""
+        words = {*re.findall("[a-z]{2,}", text.lower()), ""}
+        return [self._templates[place] for place in sorted(
+            place for word in words for place in self._places.get(word, ()))]
 
 
 @lru_cache(maxsize=1)

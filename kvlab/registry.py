@@ -81,6 +81,8 @@ def load_file(path: str | Path) -> ModuleType:
         raise KeyError(f"no Python file {str(path)!r}; give the path of a .py file, then ':' and the class in it")
     name = f"kvlab_user_{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path, loader=_Source(name, str(path)))
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be imported: it gives no module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module                          # dataclasses look their module up while it is being run
     try:

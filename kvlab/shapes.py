@@ -161,6 +161,20 @@ class LayerSpec:
             AttentionShape(self.num_q_heads, self.num_kv_heads, self.head_dim, self.v_head_dim)   # refuses wrong heads
 
     @property
+    def span(self) -> int:
+        """Tokens of a sliding layer's window or a chunked layer's chunk. ValueError for a layer that has neither."""
+        if self.window is None:
+            raise ValueError(f"a {self.kind} layer without a window keeps every token: it has no span")
+        return self.window
+
+    @property
+    def heads(self) -> AttentionShape:
+        """`shape` of a layer that has KV. ValueError for a linear layer."""
+        if (shape := self.shape) is None:
+            raise ValueError("a linear layer has no KV, and so no heads to store")
+        return shape
+
+    @property
     def shape(self) -> AttentionShape | None:
         """What one attention call of this layer looks like; None for a linear layer, which has no KV."""
         if self.kind == "linear":

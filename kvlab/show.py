@@ -263,5 +263,5 @@ def print_failures(table, lang: str = "en") -> None:
     bad = table[table["status"].isin(["failed", "oom"])]
     for variant, rows in bad.groupby("variant", sort=False):
         cases = rows["case_id"].nunique()
-        said = translated(f"{variant or 'case'}: {rows['error'].iloc[0]} ({cases} case{'s' if cases > 1 else ''})", lang)
-        print(f"! {printable(said)}", file=sys.stderr)
+        said = f"{variant or 'case'}: {rows['error'].iloc[0]} ({cases} case{'s' if cases > 1 else ''})"
+        print(f"! {printable(translated(said, lang))}", file=sys.stderr)

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from itertools import groupby
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Cell
 
-from kvlab.claims._words import KIND_WORDS, VERDICTS, number, verdict_word
+from kvlab.claims._words import KIND_WORDS, QUOTED, VERDICTS, number, verdict_word
 from kvlab.lang import Text
 from kvlab.show import printable
 
@@ -38,25 +39,34 @@ def print_ledger(rows: list[dict], lang: str) -> None:
                 of(row, "what", lang), of(row, "claim", lang))))
         Console(width=None if sys.stdout.isatty() else 200).print(table)
         print()
-    counts = Counter(row["verdict"].removesuffix(" (quoted)") for row in rows)
+    counts = Counter(row["verdict"].removesuffix(QUOTED) for row in rows)
     told = ", ".join(f"{counts[word]} {text.of(lang)}" for word, text in VERDICTS.items() if counts[word])
     print(f"{len(rows)} {SAID['counts'].of(lang)}: {told}")
 
 
 def print_claim(row: dict, lang: str) -> None:
-    """A claim with its verdict, what it rests on, and what reproduces it."""
+    """A claim with its verdict, what it rests on, and what reproduces it. A source is printed below all that is its."""
+    zh = lang == "zh"
+    colon, comma, left, right = ("：", "，", "（", "）") if zh else (": ", ", ", " (", ")")
+
+    def say(title: Text, text: str) -> None:
+        print(printable(f"{title.of(lang)}{colon}{text}"))
+
     print(f"{row['id']}  {of(row, 'section', lang)}")
-    print(f"{TITLES['claim'].of(lang)}: {of(row, 'claim', lang)} ({row['said']})")
-    print(f"{TITLES['verdict'].of(lang)}: {verdict_word(row['verdict'], lang)} ({KIND_WORDS[row['kind']].of(lang)})")
-    print(printable(f"{SAID['because'].of(lang)}: {of(row, 'because', lang)}"))
+    say(TITLES["claim"], f"{of(row, 'claim', lang)}{left}{row['said']}{right}")
+    word = verdict_word(row["verdict"].removesuffix(QUOTED), lang)
+    say(TITLES["verdict"], f"{word}{left}{KIND_WORDS[row['kind']].of(lang)}{right}")
+    say(SAID["because"], of(row, "because", lang))
     if row["needs"]:
-        print(printable(f"{SAID['needs'].of(lang)}: {of(row, 'needs', lang)}"))
-    print(f"{SAID['evidence'].of(lang)}:")
-    for one in row["evidence"]:
-        print(printable(f"  {of(one, 'about', lang)}: {number(one, lang)}" + (f", n = {one['n']:,}" if one["n"] else "")
-                        + f" ({KIND_WORDS[one['kind']].of(lang)})"))
-        print(printable(f"      {of(one, 'note', lang) or one['source']}"))
+        say(SAID["needs"], of(row, "needs", lang))
+    say(SAID["evidence"], "")
+    for source, group in groupby(row["evidence"], key=lambda one: of(one, "note", lang) or one["source"]):
+        for one in group:
+            n = f"{comma}n = {one['n']:,}" if one["n"] else ""
+            print(printable(f"  {of(one, 'about', lang)}{colon}{number(one, lang)}{n}{left}"
+                            f"{KIND_WORDS[one['kind']].of(lang)}{right}"))
+        print(printable(f"      {source}"))
     for command in row["commands"]:
-        print(printable(f"{SAID['again'].of(lang)}: {command}"))
+        say(SAID["again"], command)
     if row["figure"]:
-        print(f"{SAID['figure'].of(lang)}: kvlab figure {row['figure']}")
+        say(SAID["figure"], f"kvlab figure {row['figure']}")

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 GiB, MiB, KiB = 2**30, 2**20, 2**10
-_SCALES = {
+_SCALES: dict[str, list[tuple[float, str]]] = {
     "B": [(GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"), (1, "B")],
     "s": [(1, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")],
     "B/s": [(1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1, "B/s")],

@@ -80,7 +80,7 @@ def train(cell: RecallCell, step: Callable[[int], None] = lambda i: None) -> Tra
             break
         optimiser.zero_grad()
         loss_Z.sum().backward()
-        _clip(weights.values())
+        _clip(list(weights.values()))
         optimiser.step()
         schedule.step()
     trained.weights = {name: w.detach() for name, w in weights.items()}

@@ -41,7 +41,7 @@ UNITS = {"kl": "nat", "top1_agreement": "ratio", "nll": "nat", "nll_delta": "nat
 class Window(NamedTuple):
     """A stretch of a text that is scored by itself: every window begins with an empty cache."""
     document: str
-    index: int
+    index: int                              # type: ignore[assignment]  # the field hides tuple.index
     ids_T: Tensor
 
 

@@ -55,7 +55,7 @@ class FlashAttn:
 
     def resolved(self, device: str) -> tuple[int | None, str]:
         """(the version that runs on the device, or None; why those before it do not)."""
-        major, reasons = _native.capability(device)[0], []
+        major, reasons = (_native.capability(device) or (0, 0))[0], []
         for version in (self.version,) if self.version else sorted(RELEASES, reverse=True):
             release = RELEASES[version]
             why = (release.library().why_not if major in release.majors else
@@ -105,7 +105,7 @@ class FlashAttn:
 
 def _cannot(version: int, trial) -> str | None:
     """What this version has no kernel for. Source: the checks in its flash_api.cpp, of 4 in cute/interface.py."""
-    s, block_size, major = trial.workload.shape, trial.layout.block_size, _native.capability(trial.device)[0]
+    s, block_size, major = trial.workload.shape, trial.layout.block_size, (_native.capability(trial.device) or (0, 0))[0]
     widths = f"head_dim={s.head_dim}" + (f" with v_head_dim={s.v_dim}" if s.v_dim != s.head_dim else "")
     if s.head_dim % 8 or s.v_dim % 8:
         return f"FlashAttention {version} needs head widths that 8 divides, got {widths}"

@@ -7,11 +7,18 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from kvlab.registry import no_such
 
-Entry = TypeVar("Entry")
+
+class Named(Protocol):
+    """An entry of the catalogue: whatever it is, it has a name."""
+    @property
+    def name(self) -> str: ...
+
+
+Entry = TypeVar("Entry", bound=Named)
 
 
 def data_dir() -> Path:

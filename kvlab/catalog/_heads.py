@@ -84,6 +84,7 @@ class Heads:
         return hidden // q_heads
 
     def at(self, fact: str, kind: str, layer: int) -> int | None:
+        """The fact of one layer, which is of that kind; None = the config does not say it."""
         value = self.overrides.get(layer, {}).get(fact)
         if value is None:
             value = self.own.get(kind, {}).get(fact)

@@ -51,15 +51,15 @@ def spec_of(config: Mapping[str, object], name: str) -> ModelSpec:
 
 
 def _layer_count(facts: Facts) -> int:
-    if facts.text("model_type").startswith("longcat_flash") and facts.get("num_layers") is not None:
-        return 2 * facts.number("num_layers", 1, LIMITS["layers"] // 2)     # two attentions each; num_hidden_layers is
-                                                                            # the same number, or twice it
+    if facts.text("model_type").startswith("longcat_flash"):
+        if number := facts.number("num_layers", 1, LIMITS["layers"] // 2):
+            return 2 * number                           # two attentions each; num_hidden_layers is that, or twice it
     layers = facts.fact("layers")
     if layers is None:
         block_types = facts.get("layers_block_type")    # configs of Nemotron 3 give the list alone
         if isinstance(block_types, list) and 0 < len(block_types) <= LIMITS["layers"]:
             return len(block_types)
-    if layers is None:
+    if not isinstance(layers, int):
         raise facts.wrong(f"the number of layers is missing; it needs one of: {', '.join(NAMES['layers'])}")
     return layers
 
@@ -78,7 +78,8 @@ def _text_facts(facts: Facts) -> Facts:
             raise facts.wrong(f"it nests more than one text model ({', '.join(inside)}); give the config of one")
         if facts.get("talker_config"):
             facts.assume("the cache of the talker, a second decoder, is not counted")
-        inner = facts.table(inside[0])
+        if (inner := facts.table(inside[0])) is None:
+            break
         kind = inner.text("model_type")
         missing = {key: value for key, value in DEFAULTS.get(kind, {}).items() if key not in inner.config}
         for key, value in missing.items():
@@ -132,8 +133,8 @@ def _layer(facts: Facts, heads: Heads, kind: str, layer: int) -> LayerSpec:
         return LayerSpec("linear", 1)
     if kind == "linear":
         return LayerSpec("linear", 1, state_bytes=state_bytes(facts))
-    q_heads, kv_heads, head_dim, v_head_dim = (heads.at(fact, kind, layer)
-                                               for fact in ("q_heads", "kv_heads", "head_dim", "v_head_dim"))
+    q_heads, kv_heads, head_dim = (heads.at(fact, kind, layer) or 0 for fact in ("q_heads", "kv_heads", "head_dim"))
+    v_head_dim = heads.at("v_head_dim", kind, layer)
     state = state_bytes(facts) if kind == "both" else 0
     latent = facts.number("kv_lora_rank", 0)
     if latent:
@@ -160,15 +161,16 @@ def _compressed(facts: Facts, layers: int) -> ModelSpec:
     """DeepSeek-V4: a shared latent of head_dim, of which each layer keeps one token in `ratio`, and a window."""
     heads = Heads(facts, layers, {"full"})
     ratios, width, window = facts.numbers("compress_ratios", layers), heads.values["head_dim"], facts.fact("window")
-    if not isinstance(width, int) or not isinstance(window, int) or heads.values["kv_heads"] != 1:
+    q_heads = heads.one("q_heads")
+    if not ratios or not isinstance(width, int) or not isinstance(window, int) or heads.values["kv_heads"] != 1:
         raise facts.wrong("compress_ratios needs head_dim, sliding_window and one KV head")
     if any(ratio and (width % ratio or width < ratio) for ratio in ratios):
         raise facts.wrong(f"compress_ratios must divide head_dim {width}")
     groups = Counter(
-        LayerSpec("mla", 1, heads.values["q_heads"], 1, width // ratio, width // ratio, state_bytes=window * width * 2)
+        LayerSpec("mla", 1, q_heads, 1, width // ratio, width // ratio, state_bytes=window * width * 2)
         if ratio else LayerSpec("linear", 1, state_bytes=window * width * 2) for ratio in ratios)
     return ModelSpec(facts.name, tuple(replace(layer, count=count) for layer, count in groups.items()),
-                     heads.one("q_heads"), 1, width, context=_context(facts),
+                     q_heads, 1, width, context=_context(facts),
                      attention_type="MQA-latent + compressed-sparse", source=_source(facts),
                      assumed=tuple(facts.assumed),
                      approximate="the compressed KV is written as a latent divided by the ratio, the window of "

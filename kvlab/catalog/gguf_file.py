@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from struct import Struct
+from typing import Literal
 
 from kvlab.catalog._facts import plain
 from kvlab.catalog._files import opened
@@ -94,7 +95,7 @@ def read_header(path: Path) -> tuple[dict, int, int]:
         start = file.read(24)
     if start[:4] != b"GGUF":
         raise ValueError(f"{path} is not a GGUF file (it does not begin with GGUF)")
-    order = "big" if start[4:6] == b"\0\0" else "little"
+    order: Literal["big", "little"] = "big" if start[4:6] == b"\0\0" else "little"
     version, tensors, keys = (int.from_bytes(start[at:to], order) for at, to in ((4, 8), (8, 16), (16, 24)))
     if len(start) < 24 or version not in (2, 3) or tensors > MAX_TENSORS or keys > MAX_KEYS:
         raise ValueError(f"{path} is cut short or not a GGUF file that kvlab can read (version {version}, {tensors:,} "

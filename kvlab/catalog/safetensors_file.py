@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from kvlab.catalog._files import INDEX_LIMIT, opened, parse_json, read_json
 
@@ -100,7 +100,7 @@ def _tensor(path: Path, name: str, entry: object, size: int) -> tuple[int, int, 
                      "fit its shape")
 
 
-def _whole(values: object) -> bool:
+def _whole(values: object) -> TypeGuard[list[int]]:
     return isinstance(values, list) and len(values) <= 32 and all(type(v) is int and 0 <= v < 2**63 for v in values)
 
 

@@ -152,7 +152,7 @@ class Claim:
     """One claim of the article, in kvlab's own words. said: the article's number or name, as short as it goes.
 
     evidence: what bears on it, the headline first. judge: the verdict of that evidence. studies: whose rows are read.
-    figure: of `kvlab ls figures`. command: what reproduces the evidence; default: the studies' runs.
+    figure: of `kvlab ls figures`. command: what shows the evidence that no study gives.
     """
     id: str
     text: Text
@@ -166,9 +166,8 @@ class Claim:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """What a reader runs to see the evidence come about."""
-        runs = tuple(f"kvlab run {study}" for study in self.studies)
-        return (self.command,) if self.command else runs or (f"kvlab claims show {self.id}",)
+        """What a reader runs to see the evidence come about; none where all of it is quoted: its sources are given."""
+        return (*((self.command,) if self.command else ()), *(f"kvlab run {study}" for study in self.studies))
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,8 @@ def judged(claim: Claim, evidence: Iterable[Evidence]) -> Judged:
         verdict = claim.judge(found)
     except _Absent:
         lacking = [one for one in found.looked_at.values() if one.kind == "missing"][-1]
-        verdict = untestable(f"there is no evidence on: {lacking.about.en}", f"缺少证据：{lacking.about.zh}", lacking.note)
+        verdict = untestable(f"there is no evidence on: {lacking.about.en}", f"缺少证据：{lacking.about.zh}",
+                             lacking.note or lacking.about)
     used = [one.kind for one in found.looked_at.values()]
     if not used:
         raise ValueError(f"{claim.id}: a verdict that looked at no evidence is none")

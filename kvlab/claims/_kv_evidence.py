@@ -7,7 +7,7 @@ from kvlab.lang import Text
 
 MODEL = "Qwen2-72B-Instruct"                 # the article's
 TOKENS = 4096                                # of the article's request
-FP8, INT8 = "fp8_e4m3", "int8/tensor"        # one byte per number, no scale or one per tensor: what the article counts
+FP8, INT8 = "fp8_e4m3", "int8/tensor"        # one byte per number, at most a scale per tensor: the article's count
 FP8_SCHEMES = {"plain": (FP8, "FP8 without scales", "不带缩放因子的 FP8"),
                "tensor": ("fp8_e4m3/tensor", "FP8 with a calibrated scale per tensor", "每张量一个校准缩放因子的 FP8"),
                "token": ("fp8_e4m3/token", "FP8 with a scale per token and head",

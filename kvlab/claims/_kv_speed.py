@@ -1,4 +1,4 @@
-"""Evidence on the speed of smaller KV formats: what bytes allow a decode step, what is published, what a CPU shows."""
+"""Evidence on the speed of smaller KV formats: what bytes allow a decode step, what is published, what a CPU does."""
 from __future__ import annotations
 
 from dataclasses import replace

@@ -8,7 +8,7 @@ from functools import cache
 from kvlab.claims._base import Claim, Evidence, Judged, judged
 from kvlab.claims._results import Results
 from kvlab.lang import Text
-from kvlab.registry import Registry, no_such
+from kvlab.registry import Registry
 
 SECTIONS = {1: Text("The bottleneck", "性能瓶颈"), 2: Text("Sizing the cache", "显存计算"),
             3: Text("GQA and MQA", "GQA 与 MQA"), 4: Text("Flash and Paged Attention", "Flash 与 Paged Attention"),
@@ -31,6 +31,12 @@ def claims() -> dict[str, Claim]:
     return dict(sorted(found.items()))
 
 
+def no_claim(name: str, known: Iterable[str]) -> KeyError:
+    """The error for a claim that is not among the known ones, which are in the article's order."""
+    first, *_, last = [*known] * 2
+    return KeyError(f"no claim named {name!r}; there are {first} … {last}, listed by: kvlab claims")
+
+
 def chosen(ids: Iterable[str] = (), section: int | None = None) -> list[Claim]:
     """The claims of those ids (all by default) and that section. Raises KeyError or ValueError with what there is."""
     if section is not None and section not in SECTIONS:
@@ -38,7 +44,7 @@ def chosen(ids: Iterable[str] = (), section: int | None = None) -> list[Claim]:
         raise ValueError(f"section {section} is none of the article's; allowed: {listed}")
     wanted = list(dict.fromkeys(text.upper() for text in ids))
     if unknown := [one for one in wanted if one not in claims()]:
-        raise no_such("claim", unknown[0], claims())
+        raise no_claim(unknown[0], claims())
     return [claim for claim in claims().values() if (not wanted or claim.id in wanted)
             and (section is None or claim.section == SECTIONS[section])]
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from kvlab.catalog import data_dir, rows
-from kvlab.claims._base import Evidence, absent
+from kvlab.claims._base import Evidence, Known, absent
 from kvlab.lang import Text
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from kvlab.studies._run import Finding
+
+Number = TypeVar("Number", bound=float)
 
 
 def runs_of(texts: Iterable[str]) -> dict[str, Path]:
@@ -59,7 +61,8 @@ class Results:
         """What the study says of its table, by the finding's name (the first of a name); empty without a table."""
         from kvlab.studies._run import studies
         if study not in self._findings:
-            table, by_name = self.rows(study), {}
+            by_name: dict[str, Finding] = {}
+            table = self.rows(study)
             for one in studies[study].findings(table) if table is not None and len(table) else ():
                 by_name.setdefault(one.name, one)
             self._findings[study] = by_name
@@ -96,9 +99,10 @@ class Results:
 
     def source(self, study: str) -> str:
         """Whose rows these are: the study, the run, what it ran on."""
-        table = self.rows(study)
+        if (table := self.rows(study)) is None:
+            return study
         runs = [one for one in table["run_id"].dropna().unique() if one]
-        on = [one for one in table["hardware"].dropna().unique() if one not in ("", "none")][:2]
+        on = [one for one in table["hardware"].dropna().unique() if one not in ("", "none", "not stated")][:2]
         return f"{study}, run {', '.join(runs)}" + (f" on {' and '.join(on)}" if on else "")
 
     @cached_property
@@ -106,11 +110,19 @@ class Results:
         """data/facts.csv by key."""
         return {row["key"]: row for row in rows("facts.csv")}
 
-    def quoted(self, key: str, *, name: str = "") -> Evidence:
+    def quoted(self, key: str, *, name: str = "") -> Known:
         """A fact that others state, of data/facts.csv, with its source and the day it was read."""
         row = self.facts[key]
-        return Evidence(name or key, Text(row["about"], row["about_zh"]), float(row["value"]), row["unit"], "quoted",
-                        source=f"{row['source']} (read {row['read']})")
+        one = Evidence(name or key, Text(row["about"], row["about_zh"]), float(row["value"]), row["unit"], "quoted",
+                       source=f"{row['source']} (read {row['read']})")
+        return cast(Known, one)
+
+
+def given(value: Number | None, what: str) -> Number:
+    """A number of the catalogue that a claim is computed from; ValueError where the catalogue lacks it."""
+    if value is None:
+        raise ValueError(f"the catalogue does not give {what}, which a claim is computed from")
+    return value
 
 
 def catalogue(name: str, about: Text, value: float, unit: str, source: str, *, n: int | None = None) -> Evidence:

@@ -1,4 +1,4 @@
-"""What the claims about serving share: rows of a study by its question, names by release, cells of data/engines.csv."""
+"""What the claims about serving share: rows of a study by question, names by release, cells of data/engines.csv."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +56,7 @@ def by_release(name: str, kind: str, wanted: Sequence[str], what: Text) -> Itera
     first, last, count = table.releases[0], table.newest, len(table.releases)
     source = f"data/engine_names/vllm.csv, read off {count} releases of vLLM from {first} to {last}"
     for end, value, en, zh in (("now", now, f"names that vLLM {last} has: {what.en}", f"vLLM {last} 有几个：{what.zh}"),
-                               ("ever", ever, f"names that any of {count} releases ({first} to {last}) had: {what.en}",
+                               ("ever", ever, f"names that any of {count} releases ({first} … {last}) had: {what.en}",
                                 f"{count} 个版本（{first} 至 {last}）中出现过几个：{what.zh}")):
         yield Evidence(f"{name}_{end}", Text(en, zh), float(value), "count", "quoted", n=len(wanted), source=source)
 
@@ -78,7 +78,7 @@ def name_judge(instead: Text, otherwise: Callable[[Found], Verdict] | None = Non
             colon, ever = found["colon_now"], found["colon_ever"]
             if colon.value:
                 return conditional(
-                    f"{colon.value:.0f} of {colon.n} are there, but with a colon: as written a query returns nothing; "
+                    f"{colon.value:.0f} of {colon.n} are there, but with a colon: as written a query finds nothing; "
                     f"{instead.en}",
                     f"{colon.n} 个中有 {colon.value:.0f} 个存在，但前缀后是冒号：照原文写查不到数据；{instead.zh}")
             if ever.value:

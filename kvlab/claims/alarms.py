@@ -28,7 +28,7 @@ def _evicted(results: Results) -> Iterator[Evidence]:
 def _truncated(found: Found) -> Verdict:
     calm, preempted, cut, again = (found[name] for name in ("calm_on", "preempted", "cut", "recomputes"))
     reports = found.get("reports")
-    en = (f"“evictions > 0” is on in {calm.value:.0%} of a calm time; at {preempted.value:.2f} preemptions per request "
+    en = (f"“evictions > 0” is on in {calm.value:.0%} of a calm time; at {preempted.value:.2f} preemptions a request "
           f"{cut.value:.1%} of requests are cut short: vLLM {'computes them anew' if again.value else 'drops them'}")
     zh = (f"平稳期内“驱逐 > 0”有 {calm.value:.0%} 的时间在触发；每请求抢占 {preempted.value:.2f} 次时，"
           f"{cut.value:.1%} 的请求被截断（仿真）：vLLM {'会重算' if again.value else '会丢弃'}")
@@ -64,11 +64,12 @@ def _levers(results: Results) -> Iterator[Evidence]:
 
 
 def _relieved(found: Found) -> Verdict:
-    tail, before, more, less = (found[name] for name in ("tail_more", "preempted", "preempted_more", "preempted_less"))
+    tail, before = found["tail_more"], found["preempted"]
+    more, less = found["preempted_more"], found["preempted_less"]
     refused, cut, mark = found["refused"], found["cut"], found["preempted_watermark"]
     en = (f"25 % more blocks: p99 {times(tail)}, preemptions {before.value:.1%} → {more.value:.1%}; max_model_len "
-          f"2,048: {before.value:.1%} → {less.value:.1%}, by refusing {refused.value:.1%} of requests and cutting "
-          f"{cut.value:.1%}; 5 % of blocks kept back: {mark.value:.1%} at no such price")
+          f"2,048: {before.value:.1%} → {less.value:.1%}, by refusing {refused.value:.1%} of requests and "
+          f"cutting {cut.value:.1%}; 5 % of blocks kept back: {mark.value:.1%} at no such price")
     zh = (f"块数 +25%：p99 为原来的 {times(tail)}，抢占 {before.value:.1%} → {more.value:.1%}；max_model_len 2048："
           f"{before.value:.1%} → {less.value:.1%}，代价是拒绝 {refused.value:.1%}、截断 {cut.value:.1%} 的请求；"
           f"预留 5% 的块：{mark.value:.1%}，无此代价（仿真）")

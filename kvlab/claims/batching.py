@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvlab.claims._base import Claim, Evidence, Found, Verdict, conditional, inconclusive, refuted, supported
-from kvlab.claims._results import Results, catalogue
+from kvlab.claims._results import Results, catalogue, given
 from kvlab.claims._serving import by_release, row, times
 from kvlab.lang import Text
 
@@ -54,10 +54,12 @@ def _utilised(results: Results) -> Iterator[Evidence]:
     if calm.value is None or full.value is None:
         yield results.lacking("batching", "calm_share", about)
     else:
-        yield Evidence("calm_share", about, calm.value / full.value, "share", "simulated", calm.low / full.high,
-                       calm.high / full.low, calm.n, calm.source)
+        low, high = ((None if a is None or b is None else a / b)
+                     for a, b in ((calm.low, full.high), (calm.high, full.low)))
+        yield Evidence("calm_share", about, calm.value / full.value, "share", "simulated", low, high, calm.n,
+                       calm.source)
     card = gpu(GPU)
-    ridge = card.ridge("bf16")
+    ridge = given(card.ridge("bf16"), "a ridge point")
     yield catalogue("decode_compute", Text(f"share of {GPU}'s peak that {SEQS} decoding sequences can use at most",
                     f"{SEQS} 条序列的解码步最多能用到 {GPU} 峰值算力的比例"), min(1.0, SEQS / ridge), "share",
                     f"{card.source}: weights in bf16 give {SEQS} flop/B, the ridge is {ridge:.0f}")
@@ -65,7 +67,7 @@ def _utilised(results: Results) -> Iterator[Evidence]:
 
 def _busy(found: Found) -> Verdict:
     gain, calm, compute = found["tokens_flooded"], found["calm_share"], found["decode_compute"]
-    en = (f"where requests queue it gives {times(gain)} the tokens/s of static batches; at {CALM:g} × load it runs at "
+    en = (f"where requests queue it gives {times(gain)} the tokens/s of static batches; at {CALM:g} × load it is at "
           f"{calm.value:.0%} of that, and {SEQS} decoding sequences use {compute.value:.0%} of the peak at most")
     zh = (f"有排队时吞吐为静态的 {times(gain)}；负载 {CALM:g} 倍时只有过载吞吐的 {calm.value:.0%}，"
           f"而 {SEQS} 条序列解码最多用到峰值算力的 {compute.value:.0%}")
@@ -138,9 +140,10 @@ def _bounds(results: Results) -> Evidence:
 
 
 def _rule(found: Found) -> Verdict:
-    tokens, less, more, bounds = (found[name] for name in ("tokens_80", "preempted_80", "preempted_100", "bounds"))
-    en = (f"80 % of the mean-length bound: {times(tokens, 3)} the tokens/s of 100 %, and {less.value:.1%} preemptions "
-          f"per request in place of {more.value:.1%}; which bound is meant matters more: max_model_len gives one "
+    tokens, bounds = found["tokens_80"], found["bounds"]
+    less, more = found["preempted_80"], found["preempted_100"]
+    en = (f"80 % of the mean-length bound: {times(tokens, 3)} the tokens/s of 100 %, {less.value:.1%} preemptions "
+          f"a request in place of {more.value:.1%}; which bound is meant matters more: max_model_len gives one "
           f"{bounds.value:.0f} × lower")
     zh = (f"取平均长度上限的 80%：吞吐为 100% 时的 {times(tokens, 3)}，每请求抢占由 {more.value:.1%} 降到 "
           f"{less.value:.1%}（仿真）；更要紧的是指哪个上限：按 max_model_len 算要低 {bounds.value:.0f} 倍")

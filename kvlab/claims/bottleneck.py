@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.claims import _steps
 from kvlab.claims._base import Claim, Evidence, Found, Verdict, conditional, refuted, supported
-from kvlab.claims._results import Results, catalogue
+from kvlab.claims._results import Results, catalogue, given
 from kvlab.lang import Text
 from kvlab.units import display
 
@@ -54,14 +54,15 @@ def _all_read(found: Found) -> Verdict:
     models, named = found["models"], {name: found[name] for name in NAMED}
     listed = {lang: f"{'；' if lang == 'zh' else '; '}".join(f"{NAMED[name].split('/')[1]} {one.value:.0%}"
               for name, one in named.items()) for lang in ("en", "zh")}
-    en = f"layers that read all: {listed['en']}; all layers do in {models.value:.0%} of {models.n} models"
-    zh = f"读取全部历史 token 的层：{listed['zh']}；{models.n} 个模型中 {models.value:.0%} 的每一层都如此"
+    en = (f"layers that read all earlier tokens: {listed['en']}; every layer does in {models.value:.0%} of {models.n} "
+          "models")
+    zh = f"读取全部历史 token 的层占比：{listed['zh']}；{models.n} 个模型中 {models.value:.0%} 的每一层都如此"
     if all(one.value == 1 for one in named.values()) and models.above(MAINSTREAM):
         return supported(en, zh)
     if all(one.value < 1 for one in named.values()):
         return refuted(en, zh)
-    return conditional(f"where every layer has full attention, not with windows, states or sparse reads: {en}",
-                       f"只在每层都是全注意力时成立，滑动窗口、线性状态、稀疏读取的模型不成立：{zh}")
+    return conditional(f"only where every layer has full attention, not with windows, states or sparse reads; {en}",
+                       f"只在每层都是全注意力时成立，滑动窗口、线性状态、稀疏读取的模型不成立；{zh}")
 
 
 def _bytes_at_2048(results: Results) -> Iterator[Evidence]:
@@ -90,7 +91,7 @@ def _kv_and_weights(results: Results) -> Iterator[Evidence]:
     from kvlab.catalog.models import model
     from kvlab.kv.sizing import crossover_tokens, kv_bytes, weight_bytes
     spec = model(MODEL)
-    weights, source = weight_bytes(spec), f"{spec.name}, {spec.source}"
+    weights, source = given(weight_bytes(spec), "weights"), f"{spec.name}, {spec.source}"
     mha = replace(spec, layers=tuple(replace(layer, num_kv_heads=layer.num_q_heads) for layer in spec.layers))
     yield catalogue("kv_over_weights", Text("KV ÷ weights, one sequence of 2,048 tokens",
                                             "KV ÷ 权重（单条 2048 token）"), kv_bytes(spec, CONTEXT, "bf16") / weights,
@@ -99,7 +100,8 @@ def _kv_and_weights(results: Results) -> Iterator[Evidence]:
                                           "若有 64 个 KV 头，KV ÷ 同一权重"), kv_bytes(mha, CONTEXT, "bf16") / weights,
                     "share", source)
     yield catalogue("equal_at", Text("cached tokens up to which KV does not exceed the weights",
-                                     "KV 不超过权重的最大缓存 token 数"), crossover_tokens(spec), "count", source)
+                                     "KV 不超过权重的最大缓存 token 数"),
+                    given(crossover_tokens(spec), "weights"), "count", source)
 
 
 def _exceeds_weights(found: Found) -> Verdict:
@@ -133,8 +135,6 @@ def _fetched(results: Results) -> Iterator[Evidence]:
     yield Evidence("room", Text(f"tokens that 4 × {found.gpu} hold beside the weights, at 90 % of their memory",
                                 f"4 × {found.gpu} 在权重之外能放下的 token 数（显存利用率 90%）"),
                    value, "count", "modelled", low, high, source=f"kvlab plan; {source}")
-    yield results.finding("memory_wall", "decode_bandwidth:sdpa", name="streamed", about=Text(
-        "rate at which sdpa streams K/V on the machine of the run", "该次运行的机器上 sdpa 读取 K/V 的速率"))
 
 
 def _spec() -> ModelSpec:
@@ -150,10 +150,11 @@ def _fetch_or_store(found: Found) -> Verdict:
           f"缓存 {half.value:,.0f} 个 token 时占一半，4 × {_steps.GPU} 能放 {room.value:,.0f} 个")
     if one.above(HALF):
         return supported(en, zh)
-    if room.above(half.value):
-        return conditional(f"fetching the cache outweighs fetching the weights only with many cached tokens: {en}",
-                           f"只有缓存的 token 足够多时，读取 KV 才超过读取权重：{zh}")
-    return refuted(f"room runs out first: {en}", f"显存先用完：{zh}")
+    if room.below(half.value):
+        return refuted(f"room runs out first: {en}", f"显存先用完：{zh}")
+    return conditional(f"fetching the cache outweighs fetching the weights only with many cached tokens, and storing "
+                       f"them is a limit, too: {en}",
+                       f"只有缓存的 token 足够多时，读取 KV 才超过读取权重，而能放多少又受显存限制：{zh}")
 
 
 CLAIMS = (
@@ -168,6 +169,6 @@ CLAIMS = (
           "KV ≫ weights", _kv_and_weights, _exceeds_weights, figure="kv_size",
           command=f"kvlab size {MODEL} --kv-len 2048"),
     Claim("C04", Text("The trouble with the cache is to fetch it, not to store it", "问题不在“存” KV Cache，而在“取”"),
-          "fetch, not store", _fetched, _fetch_or_store, studies=("memory_wall",), figure="decode_roofline",
+          "fetch, not store", _fetched, _fetch_or_store, figure="decode_roofline",
           command=f"kvlab plan {MODEL} --gpu '{_steps.GPU}' --gpus 4 --tp 4 --max-len 4096 --util 0.9"),
 )

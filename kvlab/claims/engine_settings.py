@@ -17,7 +17,7 @@ from kvlab.claims._base import (
     refuted,
     supported,
 )
-from kvlab.claims._results import Results, catalogue
+from kvlab.claims._results import Results, catalogue, given
 from kvlab.lang import Text
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def _four_gpus(_: Results) -> Iterator[Evidence]:
     yield catalogue("heads", Text(f"tp {TP} divides the query heads and the KV heads",
                                    f"tp {TP} 能整除 Q head 数与 KV head 数"),
                     _divides(TP), "yes/no", source)
-    yield catalogue("weights", Text("weights on each GPU", "每张卡上的权重"), 2 * spec.params / TP, "B", source)
+    yield catalogue("weights", Text("weights on each GPU", "每张卡上的权重"),
+                    2 * given(spec.params, "parameters") / TP, "B", source)
     yield _requests("half", Text(f"the same on {TP // 2} GPUs", f"同上，{TP // 2} 张卡"), TP // 2)
     yield _requests("twice", Text(f"the same on {2 * TP} GPUs", f"同上，{2 * TP} 张卡"), 2 * TP)
 
@@ -111,8 +112,8 @@ def _share_of_memory(results: Results) -> Iterator[Evidence]:
 
 def _is_a_ceiling(found: Found) -> Verdict:
     logs, kv = found["logs"], found["kv"]
-    en = f"pools in start-up logs are {logs.value:.1%} of the memory off this budget"
-    zh = f"启动日志中的池与该预算相差显存的 {logs.value:.1%}"
+    en = f"pools in start-up logs are {logs.value:.1%} of the memory off such a budget (median)"
+    zh = f"启动日志中的池与这样算出的预算相差显存的 {logs.value:.1%}（中位数）"
     close = logs.below(CLOSE)
     if close is None:
         return inconclusive(en, zh, Text("more start-up logs of servers: kvlab plan --from-log FILE",

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import log2
 
 from kvlab.claims._base import Claim, Evidence, Found, Verdict, conditional, inconclusive, outdated, refuted, supported
 from kvlab.claims._results import Results, catalogue
@@ -12,6 +11,7 @@ SECTION = 4
 MODEL, LENGTH = "Qwen2-72B-Instruct", 4096      # the article's example
 # The article's n² and n as bounds on a fitted exponent: what a run adds at all lengths alike lowers it a little
 QUADRATIC, LINEAR = 1.8, 1.2
+SMALL = 0.25                                    # of a layer's K and V: scores that take less are not worth a saving
 # From what factor on fewer bytes in a decode step count as a saving: a third of the traffic
 WORTH = 1.5
 YES = 0.5                                       # between the no and the yes of a fact
@@ -53,12 +53,15 @@ def _is_about_work(found: Found) -> Verdict:
     en = (f"flash executes {flash.value:.2f} × and paged attention {paged.value:.2f} × the operations that the result "
           "needs")
     zh = f"flash 执行的运算是必需的 {flash.value:.2f} 倍，分页注意力是 {paged.value:.2f} 倍"
+    if naive := found.get("naive"):
+        en += f" (naive attention {naive.value:.2f} ×, the masked half too, which takes no tiles to leave out)"
+        zh += f"（朴素注意力为 {naive.value:.2f} 倍，连被掩去的一半也算了；不分块同样可以略去）"
     if fewer := found.get("bytes"):
         en += f"; what flash cuts are bytes, {fewer.value:.0f} × fewer in one prompt"
         zh += f"；flash 减少的是字节，同一 prompt 降到 1/{fewer.value:.0f}"
     if pages := found.get("pages"):
-        en += f"; a call on pages takes {pages.value:.2f} × the time of one on a contiguous cache"
-        zh += f"；分页的耗时是连续缓存的 {pages.value:.2f} 倍"
+        en += f"; a call on pages takes {pages.value:.2f} × the time of one on a contiguous cache (CPU)"
+        zh += f"；分页的耗时是连续缓存的 {pages.value:.2f} 倍（CPU）"
     if len(less) == 2:
         return supported(en, zh)
     if less:
@@ -74,24 +77,22 @@ def _score_bytes(heads: int, queries: int, length: int) -> int:
 
 def _memory(results: Results) -> Iterator[Evidence]:
     from kvlab.catalog.models import model
+    from kvlab.kv.sizing import layer_bytes
     for variant, en, zh in (("naive", "the whole score matrix", "写出完整分数矩阵"), ("flash", "flash", "flash"),
                             ("sdpa", "torch's tiled attention", "torch 的分块注意力")):
         yield results.finding("memory_wall", f"memory_exponent:{variant}", Text(
-            f"prefill memory beyond the inputs, {en}: exponent of n", f"prefill 额外内存，{zh}：n 的指数"), name=variant)
+            f"prefill memory beyond the inputs, {en}: exponent of n",
+            f"prefill 额外内存，{zh}：n 的指数"), name=variant)
     yield results.finding("kernels", "memory", Text(
         "the same with the whole score matrix, in the study kernels (longer prompts)",
         "同上，写出完整分数矩阵，取自 kernels（更长的 prompt）"), name="longer")
     spec = model(MODEL)
-    one, two = (_score_bytes(spec.num_q_heads, 1, length) for length in (LENGTH, 2 * LENGTH))
-    source = f"{spec.name}, {spec.source}"
-    yield catalogue("decode", Text("decode, one query: exponent of n of the scores of one layer",
-                                   "decode 只有一个 query：单层分数所占内存中 n 的指数"),
-                    log2(two / one), "ratio", source)
-    yield catalogue("decode_bytes", Text(f"decode: scores of one layer at {LENGTH:,} tokens",
-                                         f"decode：{LENGTH:,} token 时单层的分数"), one, "B", source)
-    yield catalogue("prefill_bytes", Text(f"prefill: scores of one layer at {LENGTH:,} tokens",
-                                          f"prefill：{LENGTH:,} token 时单层的分数"),
-                    _score_bytes(spec.num_q_heads, LENGTH, LENGTH), "B", source)
+    source, stored = f"{spec.name}, {spec.source}", layer_bytes(spec.layers[0], LENGTH, "bf16")
+    for name, queries, unit, en, zh in (("decode", 1, "share", "decode, one query", "decode 只有一个 query"),
+                                        ("prefill", LENGTH, "ratio", "prefill", "prefill")):
+        yield catalogue(name, Text(f"{en}: scores of one layer ÷ its K and V, {LENGTH:,} tokens",
+                                   f"{zh}：单层的分数 ÷ 该层的 K、V，{LENGTH:,} token"),
+                        _score_bytes(spec.num_q_heads, queries, LENGTH) / stored, unit, source)
 
 
 def _is_linear(found: Found) -> Verdict:
@@ -105,9 +106,10 @@ def _is_linear(found: Found) -> Verdict:
         more = Text("longer prompts: kvlab run memory_wall --size large",
                     "需要更长的 prompt：kvlab run memory_wall --size large")
         return inconclusive(f"{en}: the intervals reach over the bounds", f"{zh}：区间跨过了界限", more)
-    if found["decode"].below(QUADRATIC):
-        return conditional(f"{en}; a decode step has one query and no n² to save",
-                           f"{zh}；decode 每步只有一个 query，没有 n² 可省")
+    decode = found["decode"]
+    if decode.below(SMALL):
+        return conditional(f"{en}; a decode step has one query: its scores are {decode.value:.1%} of a layer's K and V",
+                           f"{zh}；decode 每步只有一个 query，分数只占该层 K、V 的 {decode.value:.1%}")
     return supported(en, zh)
 
 
@@ -141,8 +143,8 @@ def _traffic(results: Results) -> Iterator[Evidence]:
 
 def _cuts_traffic(found: Found) -> Verdict:
     least, most, decode = found["least"], found["most"], found["decode"]
-    en = f"in prefill {least.value:.1f} to {most.value:.0f} × fewer bytes, by the size of the cache"
-    zh = f"prefill 中字节降到 1/{least.value:.1f} 至 1/{most.value:.0f}，取决于缓存大小"
+    en = f"in prefill {least.value:.1f} to {most.value:.0f} × fewer bytes, by the size of the simulated cache"
+    zh = f"prefill 中字节降到 1/{least.value:.1f} 至 1/{most.value:.0f}，取决于模拟缓存的大小"
     if not most.above(1):
         return refuted(f"no fewer bytes with tiles in any case: {most.value:.2f} × at most",
                        f"分块在任何情形下都没有减少字节：最多 {most.value:.2f} 倍")

@@ -35,8 +35,8 @@ def _vllm_best(found: Found) -> Verdict:
                        "两项技术都有，但 vLLM 跑不了没有自带实现的模型")
     peers = sum(found[name].value for name in ("sglang_transformers", "tgi_transformers"))
     if peers:
-        return conditional("paged KV and continuous batching: yes; best support of Hugging Face models: nothing tells "
-                           f"it from {peers:.0f} other engines, which fall back on Transformers too",
+        return conditional("paged KV and continuous batching: yes; best support of Hugging Face models: nothing "
+                           f"tells it from {peers:.0f} other engines, which fall back on Transformers too",
                            "分页 KV 与连续批处理属实；“对 HuggingFace 模型支持最好”无从区分："
                            f"另有 {peers:.0f} 个引擎同样可回退到 Transformers")
     return supported("it has both techniques, and alone falls back on Transformers",
@@ -61,7 +61,7 @@ def _tgi_stable(found: Found) -> Verdict:
 
 
 def _triton(results: Results):
-    yield _ratio(results, "ahead_at_50", Text("TensorRT-LLM's tokens/s ÷ vLLM's, 50 requests at a time, 70B, one H100",
+    yield _ratio(results, "ahead_at_50", Text("TensorRT-LLM's tokens/s ÷ vLLM's, 50 at a time, 70B, one H100",
                  "TensorRT-LLM 吞吐 ÷ vLLM 吞吐（50 并发，70B，一张 H100）"), "c62_trtllm_at_50", "c62_vllm_at_50")
     yield results.quoted("c61_vllm_ahead_when_full", name="vllm_ahead_when_full")
     yield _ratio(results, "start", Text("TensorRT-LLM's cold start ÷ vLLM's, 70B, one H100",
@@ -98,9 +98,10 @@ def _ten_nodes_gain(found: Found) -> Verdict:
     nodes, gain = found["nodes"], found["gain"]
     if nodes.value < NODES:
         return untestable(
-            f"the comparison at hand has {nodes.value:.0f} node: {gain.value:+.1%} there says nothing of {NODES} nodes",
+            f"the comparison at hand has {nodes.value:.0f} node: {gain.value:+.1%} there says nothing of {NODES} "
+            "nodes",
             f"手头的对比只有 {nodes.value:.0f} 个节点：其 {gain.value:+.1%} 说明不了 {NODES} 个节点的情形",
-            Text(f"both engines on {NODES} nodes or more under the same requests, several runs each; then their nodes "
+            Text(f"both engines on {NODES} nodes or more under the same requests, several runs each; then nodes "
                  "and tokens/s in data/facts.csv (c62_…)",
                  f"在不少于 {NODES} 个节点上用相同请求多次测两种引擎，再把节点数与吞吐写入 data/facts.csv（c62_…）"))
     says = f"{gain.value:+.1%} on {nodes.value:.0f} nodes", f"{nodes.value:.0f} 个节点上为 {gain.value:+.1%}"

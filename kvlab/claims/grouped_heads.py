@@ -42,8 +42,13 @@ def _strongest(results: Results) -> Iterator[Evidence]:
     from kvlab.catalog.models import model, models
     from kvlab.kv.sizing import kv_bytes
     exact = [spec for spec in models().values() if spec.context and not spec.approximate]
+    latent = [spec for spec in exact if all(layer.kind == "mla" for layer in spec.layers)]
+    best, kv_len = max(latent, key=lambda spec: _compression(spec, LENGTHS["128k"])), LENGTHS["128k"]
+    yield catalogue("mla_128k", Text(f"Best by MLA alone at {kv_len:,} tokens, MHA ÷ kept bytes ({best.name})",
+                                     f"仅靠 MLA 的最高压缩倍数，{kv_len:,} token，MHA ÷ 实际字节（{best.name}）"),
+                    _compression(best, kv_len), "ratio", f"{CSV}: {best.source}", n=len(latent))
     for name, kv_len in LENGTHS.items():
-        long = [spec for spec in exact if spec.context >= kv_len]
+        long = [spec for spec in exact if (spec.context or 0) >= kv_len]
         for key, en, zh, chosen in (
                 ("gqa", "Best by GQA alone", "仅靠 GQA 的最高压缩倍数", [one for one in long if _only_grouped(one)]),
                 ("other", "Best by latents, windows or linear layers", "潜变量、窗口或线性层的最高压缩倍数",
@@ -52,11 +57,6 @@ def _strongest(results: Results) -> Iterator[Evidence]:
             yield catalogue(f"{key}_{name}", Text(f"{en} at {kv_len:,} tokens, MHA ÷ kept bytes ({best.name})",
                                                   f"{zh}，{kv_len:,} token，MHA ÷ 实际字节（{best.name}）"),
                             _compression(best, kv_len), "ratio", f"{CSV}: {best.source}", n=len(chosen))
-    latent = [spec for spec in exact if all(layer.kind == "mla" for layer in spec.layers)]
-    best, kv_len = max(latent, key=lambda spec: _compression(spec, LENGTHS["128k"])), LENGTHS["128k"]
-    yield catalogue("mla_128k", Text(f"Best by MLA alone at {kv_len:,} tokens ({best.name})",
-                                     f"仅靠 MLA 的最高压缩倍数，{kv_len:,} token（{best.name}）"),
-                    _compression(best, kv_len), "ratio", f"{CSV}: {best.source}", n=len(latent))
     for key, name in (("qwen2", "Qwen2-72B-Instruct"), ("deepseek", "DeepSeek-V3"), ("k3", "Kimi-K3")):
         spec = model(name)
         yield catalogue(f"bytes_{key}", Text(f"KV bytes per token of {name} ({spec.attention_type}), bf16",
@@ -76,10 +76,11 @@ def _most_effective(found: Found) -> Verdict:
     if not beaten:
         return supported(f"nothing in the catalogue compresses more than GQA alone: {said}", f"目录中没有更强的：{zh}")
     if len(beaten) < len(pairs):
-        return conditional(f"GQA alone against the best of the rest: {said}", f"仅 GQA 与其余最强者相比：{zh}")
+        return conditional(f"not at every length; GQA alone against latents, windows or linear layers: {said}",
+                           f"并非在每种长度下；仅 GQA 与潜变量、窗口或线性层中的最强者相比：{zh}")
     since, first, latent = found["mla_year"].value, found["gqa_year"].value, found["mla_128k"]
-    text = (f"GQA alone against the best of the rest: {said} (bytes only, not accuracy)",
-            f"仅 GQA 与其余最强者相比：{zh}（只比字节，不比精度）")
+    text = (f"GQA alone against latents, windows or linear layers: {said} (bytes only, not accuracy)",
+            f"仅 GQA 与潜变量、窗口或线性层中的最强者相比：{zh}（只比字节，不比精度）")
     if since > first and latent.above(CLEARLY * found["gqa_128k"].value):
         return outdated(f"GQA is of {first:.0f}; since {since:.0f} MLA alone does {latent.value:.0f} ×. {text[0]}",
                         f"GQA 出自 {first:.0f} 年；{since:.0f} 年有了 MLA，单凭它就有 {latent.value:.0f} 倍。{text[1]}")
@@ -130,7 +131,7 @@ def _saving(results: Results) -> Iterator[Evidence]:
     yield catalogue("at_64_8", Text("KV bytes saved against MHA by 64 query and 8 KV heads", "64/8 相对 MHA 省下的 KV"),
                     1 - kv / q, "share", "1 − num_kv_heads ÷ num_q_heads")
     saved = {spec.name: 1 - 1 / _compression(spec, 4096) for spec in models().values() if _only_grouped(spec)}
-    least, most = min(saved, key=saved.get), max(saved, key=saved.get)
+    least, most = min(saved, key=saved.__getitem__), max(saved, key=saved.__getitem__)
     for key, name, en, zh in (("least", least, "Least", "最少"), ("most", most, "Most", "最多")):
         yield catalogue(key, Text(f"{en} saved by a GQA model ({name})", f"GQA 模型中省得{zh}（{name}）"), saved[name],
                         "share", CSV, n=len(saved))
@@ -155,17 +156,17 @@ def _is_87_5(found: Found) -> Verdict:
     more = ("", "") if rank is None else (f"; per GPU it shrinks to {rank.value:.1%} where TP exceeds the KV heads",
                                           f"；TP 超过 KV head 数时每卡只省 {rank.value:.1%}")
     return conditional(f"exact at group ratio 8; {share.n} GQA models save {least.value:.0%} to {most.value:.1%}, "
-                       f"{share.value:.0%} of them 87.5 %{more[0]}",
+                       f"{share.value:.0%} of them 87.5%{more[0]}",
                        f"组比为 8 时成立；{share.n} 个 GQA 模型省 {least.value:.0%} 到 {most.value:.1%}，"
                        f"其中 {share.value:.0%} 恰为 87.5 %{more[1]}")
 
 
 def _mqa(results: Results) -> Iterator[Evidence]:
-    yield catalogue("saved", Text("KV bytes saved against MHA by 64 query heads on one KV head",
-                                  "64 个 query head 共用 1 个 KV head 相对 MHA 省下的 KV"), 1 - 1 / 64, "share",
-                    "1 − num_kv_heads ÷ num_q_heads")
     yield nll_rise(results, "narrow", NARROW, 8, 32)
     yield nll_rise(results, "wide", WIDE, 16, 32)
+    yield catalogue("saved", Text("KV bytes saved against MHA by 64 query heads on one KV head",
+                                  "64 个 query head 共用 1 个 KV head 相对 MHA 省下的 KV"), 1 - 1 / ARTICLE[0], "share",
+                    "1 − num_kv_heads ÷ num_q_heads")
 
 
 def _less_diverse(found: Found) -> Verdict:

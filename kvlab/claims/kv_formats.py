@@ -33,7 +33,7 @@ def _halved(results: Results):
                       "每 token、每 head 一个 fp32 缩放因子的 FP8")
     ratios = {name: kv_bytes(spec, TOKENS, "fp8_e4m3/token") / kv_bytes(spec, TOKENS, "bf16")
               for name, spec in models().items()}
-    worst = max(ratios, key=ratios.get)
+    worst = max(ratios, key=ratios.__getitem__)
     about = Text(f"The same, the catalogue's worst model ({worst})", f"同上，模型库中最差者（{worst}）")
     yield catalogue("worst", about, ratios[worst], "ratio", "kvlab.kv.sizing over data/models.csv", n=len(ratios))
     yield results.quoted("c40_l4_fp8_tokens")
@@ -89,8 +89,8 @@ def _fp8_units(results: Results):
     yield catalogue("later", Text("The same of Ada, Hopper and Blackwell", "同上，Ada、Hopper 与 Blackwell"),
                     sum(later) / len(later), "share", source, n=len(later))
     yield catalogue("lowest", Text("Lowest compute capability that multiplies FP8", "能直接算 FP8 的最低计算能力"),
-                    min(float(spec.compute_capability) for spec, yes in native.values() if yes), "compute capability",
-                    source)
+                    min(float(spec.compute_capability or "inf") for spec, yes in native.values() if yes),
+                    "compute capability", source)
     yield results.quoted("c42_triton_fp8_below_8_9")
 
 
@@ -164,7 +164,7 @@ def _use_directly(found: Found) -> Verdict:
         (("H100 does not multiply FP8", "H100 不能直接算 FP8"), not h100.value),
         (("MI300X multiplies FNUZ codes only, so OCP codes are converted first",
           "MI300X 只能算 FNUZ 编码，OCP 编码要先转换"), not mi300.value),
-        ((f"without scales perplexity of the one model scored changes by {interval(plain).en}, so check accuracy first",
+        ((f"without scales perplexity of the one model scored changes by {interval(plain).en}, so check accuracy",
           f"不带缩放因子时所测模型的困惑度变化 {interval(plain).zh}，应先验证精度"), free is False)) if there]
     if snags:
         return conditional(f"{en}, but: {'; '.join(told[0] for told in snags)}",
@@ -214,8 +214,8 @@ def _as_said(found: Found) -> Verdict:
     sized = {name: found[name].value for name in (*plain, "fp8_token", "int8_token")}
     near = [abs(sized[name] / said - 1) <= SAME_SIZE for name, said in plain.items()]
     scaled = max(sized["fp8_token"], sized["int8_token"])
-    en = (f"at {TOKENS:,} tokens {sized['fp16'] / GIB:.3f}, {sized['fp8'] / GIB:.3f} and {sized['int8'] / GIB:.3f} GiB "
-          f"(not GB); with a scale per token and head {scaled / GIB:.3f} GiB")
+    en = (f"at {TOKENS:,} tokens {sized['fp16'] / GIB:.3f}, {sized['fp8'] / GIB:.3f} and {sized['int8'] / GIB:.3f} "
+          f"GiB (not GB); with a scale per token and head {scaled / GIB:.3f} GiB")
     zh = (f"{TOKENS} token 时为 {sized['fp16'] / GIB:.3f}、{sized['fp8'] / GIB:.3f}、{sized['int8'] / GIB:.3f} GiB"
           f"（不是 GB）；每 token、每 head 有缩放因子时为 {scaled / GIB:.3f} GiB")
     if not all(near):

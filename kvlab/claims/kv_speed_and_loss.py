@@ -71,7 +71,7 @@ def _as_one_number(found: Found, said: float) -> Verdict:
     if not (always or one):
         short, long = found.get("batch_short"), found.get("batch_long")
         if short and long:
-            en += f"; {said:.0%} takes batch {short.value:.0f} at the shortest context, {long.value:.0f} at the longest"
+            en += f"; {said:.0%} takes batch {short.value:.0f} at the least context, {long.value:.0f} at the most"
             zh += f"；要到 {said:.0%}，最短的上下文需 batch {short.value:.0f}，最长的需 {long.value:.0f}"
         return conditional(en, zh)
     miss = found["miss"]
@@ -209,8 +209,8 @@ def _worse_than_fp8(found: Found) -> Verdict:
         told[name] = {"inside": True, "outside": False}.get(verdict)
     within = [name for name, yes in told.items() if yes]
     open_ = [name for name, yes in told.items() if yes is None]
-    en = (f"by KL on the one model scored INT8 is worse than FP8 with scales: {_listed(worse, 1)}; better with scales: "
-          f"{_listed(better, 1)} (per tensor and token against FP8 with the same scales, others against FP8 without); "
+    en = (f"by KL on the one model scored INT8 is worse than FP8 with scales: {_listed(worse, 1)}; better with: "
+          f"{_listed(better, 1)} (per tensor and token against FP8 with the same scales, else FP8 without); "
           f"a loss of 0.1 to 0.3 % is shown in {len(within)} of {len(told)} schemes, open in {len(open_)}")
     zh = (f"按所测的这一个模型的 KL，INT8 差于 FP8 的缩放方式：{_listed(worse, 2)}；好于 FP8 的：{_listed(better, 2)}"
           "（按张量、按 token 与缩放方式相同的 FP8 比，其余与不带缩放因子的 FP8 比）；"

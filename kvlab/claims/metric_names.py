@@ -37,6 +37,8 @@ CLAIMS = (
     Claim("C66", Text("Mean generation throughput: vllm_avg_generation_throughput",
                       "平均生成吞吐：vllm_avg_generation_throughput"),
           "vllm_avg_generation_throughput", _metrics("vllm_avg_generation_throughput"),
-          name_judge(Text("use rate(vllm:generation_tokens_total[1m])",
-                          "应写 rate(vllm:generation_tokens_total[1m])"))),
+          name_judge(Text("use rate(vllm:generation_tokens_total[1m]); a gauge with the longer name "
+                          "vllm:avg_generation_throughput_toks_per_s was last in 0.6.6",
+                          "应写 rate(vllm:generation_tokens_total[1m])；名字更长的 "
+                          "vllm:avg_generation_throughput_toks_per_s 最后见于 0.6.6"))),
 )

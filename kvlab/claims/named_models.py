@@ -16,15 +16,15 @@ CSV = "data/models.csv"
 def _qwen2(results: Results) -> Iterator[Evidence]:
     from kvlab.catalog.models import model, models
     spec = model("Qwen2-72B-Instruct")
-    for name, what, count in (("q_heads", "query", spec.num_q_heads), ("kv_heads", "KV", spec.num_kv_heads)):
-        yield catalogue(name, Text(f"{what} heads of Qwen2-72B", f"Qwen2-72B 的 {what} head 数"), count, "count",
-                        f"{CSV}: {spec.source}")
     family = [one for one in models().values() if one.name.startswith(("Qwen/Qwen2-", "Qwen/Qwen2.5-"))]
     same = [one for one in family if (one.num_q_heads, one.num_kv_heads) == ARTICLE]
     others = sorted({f"{one.num_q_heads}/{one.num_kv_heads}" for one in family if one not in same})
     yield catalogue("family", Text(f"Qwen2 and Qwen2.5 models with 64/8 heads (others: {', '.join(others)})",
                                    f"Qwen2 与 Qwen2.5 中 64/8 的比例（其余：{'、'.join(others)}）"),
                     len(same) / len(family), "share", CSV, n=len(family))
+    for name, what, count in (("q_heads", "query", spec.num_q_heads), ("kv_heads", "KV", spec.num_kv_heads)):
+        yield catalogue(name, Text(f"{what} heads of Qwen2-72B", f"Qwen2-72B 的 {what} head 数"), count, "count",
+                        f"{CSV}: {spec.source}")
 
 
 def _is_64_8(found: Found) -> Verdict:
@@ -35,8 +35,9 @@ def _is_64_8(found: Found) -> Verdict:
     if family.value == 1:
         return supported(f"all {family.n} Qwen2 and Qwen2.5 models of the catalogue have {numbers} heads",
                          f"目录中 {family.n} 个 Qwen2 与 Qwen2.5 模型都是 {numbers}")
-    return conditional(f"{numbers} holds of the 72B; {1 - family.value:.0%} of the {family.n} models have others",
-                       f"72B 是 {numbers}；{family.n} 个模型中 {1 - family.value:.0%} 不是")
+    return conditional(f"{numbers} holds of the 72B; {1 - family.value:.0%} of the {family.n} Qwen2 and Qwen2.5 "
+                       "models of the catalogue have other numbers",
+                       f"72B 是 {numbers}；目录中 {family.n} 个 Qwen2 与 Qwen2.5 模型中 {1 - family.value:.0%} 不是")
 
 
 def _k3(results: Results) -> Iterator[Evidence]:

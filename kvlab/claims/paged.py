@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvlab.claims._base import Claim, Evidence, Found, Verdict, conditional, inconclusive, outdated, refuted, supported
+from kvlab.claims._base import Claim, Evidence, Found, Verdict, conditional, inconclusive, refuted, supported
 from kvlab.claims._results import Results
 from kvlab.lang import Text
 
@@ -51,9 +51,9 @@ def _fragments(results: Results) -> Iterator[Evidence]:
 
 def _solves_fragments(found: Found) -> Verdict:
     pages, reserved = found["pages"], found["reserved"]
-    en = (f"pages leave room for {pages.value:.2%} of the tokens unused, one piece of the longest length for "
-          f"{reserved.value:.1f} × the tokens")
-    zh = f"分页空置量是已存 token 的 {pages.value:.2%}，按最大长度预留则是 {reserved.value:.1f} 倍"
+    en = (f"in a simulated trace unused room is {pages.value:.2%} of the tokens held with pages, and "
+          f"{reserved.value:.1f} × the tokens with one piece of the longest length per sequence")
+    zh = f"仿真请求中，分页的空置量是已存 token 的 {pages.value:.2%}，按最大长度预留则是 {reserved.value:.1f} 倍"
     held, before = found.get("held"), found.get("held_reserved")
     if held and before:
         en += f"; a pool holds {held.value:.0f} sequences in place of {before.value:.0f}"
@@ -79,9 +79,11 @@ def _reservations(results: Results) -> Iterator[Evidence]:
 
 
 def _reserving_wastes(found: Found) -> Verdict:
-    used = found["used"]
-    en = f"of a piece of max_model_len per sequence {used.value:.1%} hold tokens"
-    zh = f"每条序列预留 max_model_len 时，只有 {used.value:.1%} 存有 token"
+    used, reserves = found["used"], found["static"]
+    if not reserves.above(YES):
+        return refuted("no cache that was looked at reserves ahead", "所查的缓存都不预留")
+    en = f"of a piece of max_model_len per sequence {used.value:.1%} holds tokens (simulated trace)"
+    zh = f"每条序列预留 max_model_len 时，只有 {used.value:.1%} 存有 token（仿真请求）"
     if exact := found.get("exact"):
         en += f" ({exact.value:.0%} if the length were known)"
         zh += f"（若事先知道长度则为 {exact.value:.0%}）"
@@ -92,8 +94,9 @@ def _reserving_wastes(found: Found) -> Verdict:
         return refuted(en, zh)
     grows = found.get("grows")
     if grows and grows.above(YES):
-        return conditional(f"{en}; not every cache without pages reserves: transformers' DynamicCache grows by copying",
-                           f"{zh}；但不分页的缓存未必预留：transformers 的 DynamicCache 靠复制增长")
+        return conditional(f"{en}; not every cache without pages reserves: transformers' StaticCache does, its "
+                           "DynamicCache grows by copying",
+                           f"{zh}；但不分页的缓存未必预留：transformers 的 StaticCache 预留，DynamicCache 则靠复制增长")
     return supported(en, zh)
 
 
@@ -113,11 +116,12 @@ def _blocks(results: Results) -> Iterator[Evidence]:
 
 def _sixteen(found: Found) -> Verdict:
     default, waste = found["default"], found["waste"]
-    en = (f"vLLM's default is {default.value:.0f} tokens, and blocks of {SAID_BLOCK} leave room for {waste.value:.2%} "
-          "of the tokens unused")
-    zh = f"vLLM 默认 {default.value:.0f} token，{SAID_BLOCK} token 的 block 空置量是已存 token 的 {waste.value:.2%}"
+    en = (f"vLLM's default is {default.value:.0f} tokens; with blocks of {SAID_BLOCK} unused room is {waste.value:.2%} "
+          "of the tokens held (simulated trace)")
+    zh = (f"vLLM 默认 {default.value:.0f} token；{SAID_BLOCK} token 的 block 空置量是已存 token 的 {waste.value:.2%}"
+          "（仿真请求）")
     if default.value != SAID_BLOCK:
-        return outdated(en, zh)
+        return conditional(f"a choice, not the default: {en}", f"可以这样设，但不是默认值：{zh}")
     other = found.get("flashmla")
     if other and other.value != SAID_BLOCK:
         en += f"; some backends take others (FlashMLA {other.value:.0f})"
@@ -157,8 +161,8 @@ def _prefixes(results: Results) -> Iterator[Evidence]:
 
 def _saves_30_to_50(found: Found) -> Verdict:
     few, many = found["few"], found["many"]
-    en = f"{few.value:.0%} where few requests share, {many.value:.0%} where many do, on one workload"
-    zh = f"同一负载下，并发共享少时 {few.value:.0%}，多时 {many.value:.0%}"
+    en = f"{few.value:.0%} where few requests share, {many.value:.0%} where many do, in one simulated workload"
+    zh = f"同一仿真负载下，并发共享少时 {few.value:.0%}，多时 {many.value:.0%}"
     if few.above(SAID_HIGH) or many.below(SAID_LOW):
         return refuted(en, zh)
     under, over = few.below(SAID_LOW), many.above(SAID_HIGH)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from kvlab.claims._base import Claim, Evidence, Found, Verdict, conditional, inconclusive, refuted, supported
-from kvlab.claims._results import Results, catalogue
+from kvlab.claims._results import Results, catalogue, given
 from kvlab.claims._serving import times
 from kvlab.lang import Text
 
@@ -35,7 +35,8 @@ def _formula(results: Results) -> Iterator[Evidence]:
     from kvlab.kv.sizing import article_formula_bytes, weight_bytes
     from kvlab.serving._budget import device_memory
     spec = model(BIG)
-    free, each = device_memory(gpu(CARD)).value - weight_bytes(spec, 2), article_formula_bytes(spec, LENGTH)
+    weights, each = given(weight_bytes(spec, 2), "weights"), article_formula_bytes(spec, LENGTH)
+    free = device_memory(gpu(CARD)).value - weights
     yield catalogue("one_card", Text(f"the formula's requests of {LENGTH:,} tokens: {BIG} on one {CARD}",
                     f"按公式，一张 {CARD} 上 {BIG} 的并发数（{LENGTH} token）"), free / (each * FACTOR[0]), "count",
                     f"{spec.source}; data/device_memory.csv")
@@ -69,14 +70,10 @@ def _near(found: Found) -> Verdict:
 
 
 def _share(name: str, about: Text, hits: int, n: int, source: str) -> Evidence:
-    """A share of n servers with its exact interval.
-
-    Source: Clopper and Pearson (1934), The use of confidence or fiducial limits, Biometrika 26.
-    """
-    from scipy.special import betaincinv
-    low = betaincinv(hits, n - hits + 1, 0.025) if hits else 0.0
-    high = betaincinv(hits + 1, n - hits, 0.975) if hits < n else 1.0
-    return Evidence(name, about, hits / n, "share", "quoted", float(low), float(high), n, source)
+    """A share of n servers with its exact interval."""
+    from kvlab.record.statistics import share
+    part = share(hits, n)
+    return Evidence(name, about, part.value, "share", "quoted", part.low, part.high, n, source)
 
 
 def _factors(results: Results) -> Iterator[Evidence]:

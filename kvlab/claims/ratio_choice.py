@@ -44,9 +44,9 @@ def _choice(results: Results) -> Iterator[Evidence]:
 def _whose_choice(found: Found) -> Verdict:
     """A choice at deployment needs a setting for it, or a conversion that leaves the model what it was."""
     setters, repaired = found["setters"], found["repaired"]
-    damage = (f"a trained model converted to ratio 9 ends at KL {repaired.value:.2f} nat after repair (n = "
+    damage = (f"a trained model converted to ratio 9 is at KL {repaired.value:.2f} nat after a short repair (n = "
               f"{repaired.n} tokens, SmolLM2-135M)",
-              f"把训练好的模型改成组比 9，修复后 KL 仍为 {repaired.value:.2f} nat"
+              f"把训练好的模型改成组比 9，短暂修复后 KL 仍为 {repaired.value:.2f} nat"
               f"（n = {repaired.n} token，SmolLM2-135M）")
     settings = (f"{setters.value:.0f} of {setters.n:,} settings of engines name KV heads",
                 f"引擎的 {setters.n:,} 个参数中有 {setters.value:.0f} 个涉及 KV head 数")

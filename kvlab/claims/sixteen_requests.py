@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kvlab.claims import _steps
 from kvlab.claims._base import Claim, Evidence, Found, Verdict, conditional, refuted, supported
-from kvlab.claims._results import Results, catalogue
+from kvlab.claims._results import Results, catalogue, given
 from kvlab.claims.sizing import SIZE, TOKENS, example
 from kvlab.lang import Text
 
@@ -45,8 +45,8 @@ def _live(results: Results, per_token: float) -> Evidence:
     if share.value is None:
         return share
     scale = REQUESTS * per_token * json.loads(rows["case"].iloc[0])["max_model_len"]
-    ends = (None if end is None else end * scale for end in (share.low, share.high))
-    return Evidence("live", about, share.value * scale, "GiB", share.kind, *ends, n=share.n, source=share.source)
+    low, high = (None if end is None else end * scale for end in (share.low, share.high))
+    return Evidence("live", about, share.value * scale, "GiB", share.kind, low, high, share.n, share.source)
 
 
 def _twenty(found: Found) -> Verdict:
@@ -68,11 +68,11 @@ def _twenty(found: Found) -> Verdict:
 def _weights(results: Results) -> Iterator[Evidence]:
     from kvlab.kv.sizing import weight_bytes
     spec, source = example()
-    weights = weight_bytes(spec)
+    weights = given(weight_bytes(spec), "weights")
     for name, unit, scale in (("gb", "GB", 1e9), ("gib", "GiB", 2**30)):
         yield catalogue(name, Text(f"weights in 16 bits, in {unit}", f"16 位权重，单位 {unit}"),
                         weights / scale, unit, source)
-    yield catalogue("params", Text("parameters", "参数量"), spec.params, "count", source)
+    yield catalogue("params", Text("parameters", "参数量"), given(spec.params, "parameters"), "count", source)
 
 
 def _about_140(found: Found) -> Verdict:
@@ -92,7 +92,7 @@ def _server(results: Results) -> Iterator[Evidence]:
     from kvlab.kv.sizing import kv_bytes, weight_bytes
     from kvlab.serving.capacity import Settings, plan
     (spec, source), sheet = example(), gpu_named(_steps.GPU)
-    needed = weight_bytes(spec) + REQUESTS * kv_bytes(spec, TOKENS, "bf16")
+    needed = given(weight_bytes(spec), "weights") + REQUESTS * kv_bytes(spec, TOKENS, "bf16")
     source = f"kvlab plan; {source}; {sheet.name}, {sheet.source}"
     for count in COUNTS:
         found = plan(spec, sheet, count, Settings(tp=count, max_len=TOKENS, util=0.9))
@@ -101,7 +101,7 @@ def _server(results: Results) -> Iterator[Evidence]:
                        found.requests, "count", "modelled", found.least, found.most, source=source)
     yield catalogue("needed", Text(f"weights, {REQUESTS} requests of {TOKENS:,} tokens ÷ 8 × {sheet.name}'s memory",
                                    f"权重加 {REQUESTS} 个 {TOKENS} token 请求 ÷ 8 × {sheet.name} 的显存"),
-                    needed / (8 * sheet.memory_bytes), "share", source)
+                    needed / (8 * given(sheet.memory_bytes, "memory")), "share", source)
 
 
 def _carries(found: Found) -> Verdict:
@@ -122,7 +122,7 @@ PLAN = f"kvlab plan {_steps.MODEL} --gpu '{_steps.GPU}' --gpus 8 --tp 8 --max-le
 CLAIMS = (
     Claim("C13", Text("16 concurrent requests need 20 GB for the cache alone",
                       "并发 16 个请求，仅 KV Cache 就需要 20 GB"), "16 × 1.25 GB = 20 GB",
-          _requests, _twenty, studies=("paging",), figure="paging"),
+          _requests, _twenty, studies=("paging",), figure="paging", command=f"{SIZE} --batch {REQUESTS}"),
     Claim("C14", Text("The weights are about 140 GB in FP16", "模型权重约 140 GB（FP16）"), "≈ 140 GB", _weights,
           _about_140, figure="kv_budget", command=SIZE),
     Claim("C15", Text("… so that not even one server of 8 × A100 80 GB carries it easily",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from kvlab.claims import _steps
 from kvlab.claims._base import Claim, Evidence, Found, Verdict, conditional, refuted, supported
-from kvlab.claims._results import Results, catalogue
+from kvlab.claims._results import Results, catalogue, given
 from kvlab.lang import Text
 from kvlab.shapes import ModelSpec
 
@@ -31,7 +31,7 @@ def example() -> tuple[ModelSpec, str]:
 def over_truth(spec: ModelSpec, kv_len: int | None = None) -> float:
     """The formula's bytes over the true ones in 16 bits, at kv_len tokens (default: the model's whole context)."""
     from kvlab.kv.sizing import article_formula_bytes, kv_bytes
-    kv_len = kv_len or spec.context
+    kv_len = kv_len or given(spec.context, "a context")
     return article_formula_bytes(spec, kv_len) / kv_bytes(spec, kv_len, "bf16")
 
 
@@ -40,11 +40,11 @@ def _formula(results: Results) -> Iterator[Evidence]:
     from kvlab.catalog.models import model, models
     (spec, source), k3 = example(), model("moonshotai/Kimi-K3")
     ratios, csv = [over_truth(one) for one in models().values() if one.context], "data/models.csv"
-    yield catalogue("own", Text(f"formula ÷ bytes of one sequence of {spec.name}",
-                                f"{spec.name} 单条序列：公式 ÷ 实际字节"), over_truth(spec, TOKENS), "ratio", source)
     yield catalogue("exact", Text("models of which it gives the bytes at their whole context",
                                   "在最大上下文处公式准确的模型占比"),
                     sum(abs(one - 1) <= EXACT for one in ratios) / len(ratios), "share", csv, n=len(ratios))
+    yield catalogue("own", Text(f"formula ÷ bytes of one sequence of {spec.name}",
+                                f"{spec.name} 单条序列：公式 ÷ 实际字节"), over_truth(spec, TOKENS), "ratio", source)
     yield catalogue("far_off", Text("models of which it gives more than 1.5 × the bytes",
                                     "公式结果超过实际 1.5 倍的模型占比"),
                     sum(one > FAR_OFF for one in ratios) / len(ratios), "share", csv, n=len(ratios))
@@ -138,10 +138,10 @@ def _example_bytes(results: Results) -> Iterator[Evidence]:
     from kvlab.kv.sizing import engine_bytes, kv_bytes
     spec, source = example()
     yield catalogue("bytes", Text(f"bytes of {TOKENS:,} tokens in FP16", f"{TOKENS} token 的字节数（FP16）"),
-                    kv_bytes(spec, TOKENS, "fp16"), "B", source)
+                    kv_bytes(spec, TOKENS, "fp16"), "count", source)
     yield catalogue("in_blocks", Text("the same in an engine's blocks of 16 tokens",
                                       "放进引擎 16 token 的块后的字节数"),
-                    engine_bytes(spec, TOKENS, "fp16"), "B", source)
+                    engine_bytes(spec, TOKENS, "fp16"), "count", source)
 
 
 def _same_bytes(found: Found) -> Verdict:

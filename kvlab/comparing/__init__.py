@@ -177,9 +177,9 @@ def _judged(side_a, one, side_b, other, limits: Limits, cycles: list[dict]) -> d
     differ = [f"{name}: {one[name] or 'none'} / {other[name] or 'none'}"
               for name in ("source", "method", "cache_state", "denominator") if one[name] != other[name]]
     said = verdict(low, high, limits, one["unit"] == "s")
-    noisy = "" if limits.resolves or said != "AMBIGUOUS" else (
+    noisy = "" if limits.resolution is None or limits.resolves or said != "AMBIGUOUS" else (
         f"the run cannot resolve the margin: A/A {100 * limits.resolution:.1f} %, margin {100 * limits.margin:.1f} %")
-    if said in ("FASTER", "SLOWER") and len(cycles) == 2:
+    if low is not None and high is not None and said in ("FASTER", "SLOWER") and len(cycles) == 2:
         in_time, said = said, verdict(*in_cycles(low, high, one, other, *cycles), limits, True)
         if said != in_time:
             said, noisy = "AMBIGUOUS", "time separates, cycles do not: the clocks differed"

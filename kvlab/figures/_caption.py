@@ -6,11 +6,12 @@ files beside the picture and into what the files say of themselves.
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvlab.figures._language import wrapped
 from kvlab.figures._style import GREY, KINDS
+from kvlab.lang import translated
 from kvlab.record._latex import escaped
 from kvlab.record.statistics import aa_resolution
 
@@ -20,15 +21,19 @@ if TYPE_CHECKING:
 
 
 class Caption(NamedTuple):
-    """title: what is shown; lines: what the footer would say; keywords: kinds of numbers, studies and runs."""
+    """title: what is shown; lines: what the footer would say; keywords: kinds of numbers, studies and runs.
+
+    What it gives as text is in `lang`.
+    """
     title: str
     lines: tuple[str, ...]
     keywords: tuple[str, ...]
+    lang: str = "en"
 
     @property
     def text(self) -> str:
         """Everything, as sentences one after another."""
-        return " ".join(f"{line.rstrip('.')}." for line in (self.title, *self.lines))
+        return translated(" ".join(f"{line.rstrip('.')}." for line in (self.title, *self.lines)), self.lang)
 
     @property
     def latex(self) -> str:
@@ -37,24 +42,25 @@ class Caption(NamedTuple):
 
     def metadata(self, wanted: str) -> dict[str, str]:
         """What a file of that format can say of itself."""
-        words = ", ".join(self.keywords)
-        return {"pdf": {"Title": self.title, "Subject": self.text, "Keywords": words},
-                "png": {"Title": self.title, "Description": self.text, "Keywords": words},
-                "svg": {"Title": self.title, "Description": self.text, "Keywords": list(self.keywords)}}.get(wanted, {})
+        words, title = ", ".join(self.keywords), translated(self.title, self.lang)
+        return {"pdf": {"Title": title, "Subject": self.text, "Keywords": words},
+                "png": {"Title": title, "Description": self.text, "Keywords": words},
+                "svg": {"Title": title, "Description": self.text, "Keywords": list(self.keywords)}}.get(wanted, {})
 
 
-def caption(title: str, rows: pd.DataFrame, table: pd.DataFrame, *, anonymous: bool = False) -> Caption:
+def caption(title: str, rows: pd.DataFrame, table: pd.DataFrame, *, anonymous: bool = False,
+            lang: str = "en") -> Caption:
     """The caption of a figure of these rows of that table. anonymous: without the ids of runs, which are published."""
     kinds = [kind for kind in KINDS if kind in set(rows["kind"])]
     more = [*filter(None, rows["study"].unique()), *([] if anonymous else filter(None, rows["run_id"].unique()))]
     return Caption(title, tuple(footer(rows, table, anonymous=anonymous)),
-                   tuple(dict.fromkeys(["kvlab", *kinds, *more])))
+                   tuple(dict.fromkeys(["kvlab", *kinds, *more])), lang)
 
 
 def add_footer(figure: Figure, lines: Sequence[str]) -> None:
     """The lines below the axes, small."""
-    wrapped = [line for part in lines for line in textwrap.wrap(part, 136)]
-    figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=6, color=GREY, linespacing=1.35)
+    told = [line for part in lines for line in wrapped(translated(part, getattr(figure, "lang", "en")), 136)]
+    figure.supxlabel("\n".join(told), x=0.01, ha="left", fontsize=6, color=GREY, linespacing=1.35)
 
 
 def footer(rows: pd.DataFrame, table: pd.DataFrame, *, anonymous: bool = False) -> Iterator[str]:

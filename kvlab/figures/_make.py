@@ -26,21 +26,22 @@ figures = Registry("figure", "kvlab.figures")
 FORMATS = ("png", "pdf", "svg", "pgf")
 
 
-def make(name: str, run: pd.DataFrame | Path | str | None = None, *, venue: str | None = None,
-         columns: int = 1) -> Figure:
+def make(name: str, run: pd.DataFrame | Path | str | None = None, *, venue: str | None = None, columns: int = 1,
+         lang: str = "en") -> Figure:
     """Draw a figure from stored rows.
 
     run: a result table, a run directory, a .parquet, .csv or .jsonl of results; None = the reference run shipped with
     kvlab. venue: neurips, icml, iclr, acl, ieee, acm or slides, over so many of its columns; None = kvlab's own page.
+    lang: en, or zh; where no font has Chinese characters, labels stay English and a warning says what to install.
     Refused: an unknown name or venue (KeyError), a table without the rows that the figure shows, more columns than the
     venue has (ValueError), a file that is not there or no result table (StoreError, ValueError).
     """
-    return _drawn(name, run, venue, columns)[0]
+    return _drawn(name, run, venue, columns, lang=lang)[0]
 
 
 def save(name: str, run: pd.DataFrame | Path | str | None, out: Path | str,
          formats: Sequence[str] = ("png", "pdf"), *, venue: str | None = None, columns: int = 1,
-         anonymous: bool = False) -> list[Path]:
+         anonymous: bool = False, lang: str = "en") -> list[Path]:
     """Draw a figure and write `<name>.<format>` for each format and `<name>.csv`, the rows it shows; returns the paths.
 
     formats: of png, pdf, svg, pgf. Fonts are embedded as TrueType (Type 42). The same rows give the same bytes. With a
@@ -54,9 +55,12 @@ def save(name: str, run: pd.DataFrame | Path | str | None, out: Path | str,
     for wanted in formats:
         if wanted not in FORMATS:
             raise ValueError(f"figure format {wanted!r} is unknown; allowed: {', '.join(FORMATS)}")
+    if "pgf" in formats and lang != "en":
+        raise ValueError("the text of format pgf is set by the document's LaTeX, for which kvlab has no Chinese font; "
+                         "choose --format pdf, or --lang en")
     if "pgf" in formats:
         engine()                                              # said before anything is drawn or written
-    figure, rows, told = _drawn(name, run, venue, columns, anonymous)
+    figure, rows, told = _drawn(name, run, venue, columns, anonymous, lang)
     out = Path(out)
     with explained(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -78,19 +82,22 @@ def save(name: str, run: pd.DataFrame | Path | str | None, out: Path | str,
 
 
 def _drawn(name: str, run: pd.DataFrame | Path | str | None, venue: str | None = None, columns: int = 1,
-           anonymous: bool = False) -> tuple[Figure, pd.DataFrame, Caption]:
+           anonymous: bool = False, lang: str = "en") -> tuple[Figure, pd.DataFrame, Caption]:
     module = figures[name]
     from kvlab.figures._caption import add_footer, caption
+    from kvlab.figures._language import tell, usable
     from kvlab.figures._style import drawing
-    style = _style(venue, columns)
+    lang = usable(lang)
+    style = _style(venue, columns, lang)
     table = _table(name, module.STUDY, run)
     if anonymous:
         from kvlab.record.anonymous import Anonymous
         table = Anonymous().table(table)
     rows = module.select(table)
-    told = caption(shows(name), rows, table, anonymous=anonymous)
-    with drawing(style.venue):
+    told = caption(shows(name), rows, table, anonymous=anonymous, lang=lang)
+    with drawing(style.venue, lang):
         figure = module.draw(rows, style)
+        tell(figure, lang)
         if style.venue:
             from kvlab.figures._fit import fit
             fit(figure, name)
@@ -104,15 +111,15 @@ def shows(name: str) -> str:
     return figures[name].__doc__.strip().partition("\n")[0].rstrip(".")
 
 
-def _style(venue: str | None, columns: int) -> Style:
+def _style(venue: str | None, columns: int, lang: str) -> Style:
     from kvlab.figures._style import Style
     if venue is None:
         if columns != 1:
             raise ValueError(f"--columns {columns} is about a venue's page; give --venue too")
-        return Style()
+        return Style(lang=lang)
     from kvlab.figures._venue import venue as named
     place = named(venue)
-    return Style(place.width(columns), place)
+    return Style(place.width(columns), place, lang)
 
 
 def _table(name: str, study: str | None, run: pd.DataFrame | Path | str | None) -> pd.DataFrame:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import textwrap
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
+from kvlab.figures._language import breadth, families, wrapped
+from kvlab.lang import translated
 from kvlab.units import display
 
 if TYPE_CHECKING:
@@ -51,12 +52,14 @@ _LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
-def drawing(venue: Venue | None = None) -> Iterator[None]:
-    """kvlab's settings of matplotlib, and the venue's, for as long as something is drawn or written.
+def drawing(venue: Venue | None = None, lang: str = "en") -> Iterator[None]:
+    """kvlab's settings of matplotlib, the venue's and the language's, for as long as something is drawn or written.
 
     matplotlib's settings are global, so one thread at a time: two would restore each other's.
     """
-    with _LOCK, matplotlib.rc_context({**_RC, **(venue.settings() if venue else {})}):
+    settings = {**_RC, **(venue.settings() if venue else {})}
+    settings["font.family"] = families(lang, settings["font.family"])
+    with _LOCK, matplotlib.rc_context(settings):
         yield
 
 
@@ -68,16 +71,17 @@ def sized(points: float) -> float:
 def image(figure: Figure, wanted: str, about: dict | None = None) -> bytes:
     """The figure as png, pdf (Type 42 fonts) or svg. about: further metadata of the file."""
     content = io.BytesIO()
-    with drawing(getattr(figure, "venue", None)):
+    with drawing(getattr(figure, "venue", None), getattr(figure, "lang", "en")):
         figure.savefig(content, format=wanted, dpi=200, metadata={**_UNDATED[wanted], **(about or {})})
     return content.getvalue()
 
 
 class Drawing(Figure):
     """A matplotlib Figure that a notebook shows by itself, without pyplot. venue: where it is to stand; squeezed: it
-    may be made lower, because nothing in it is a list."""
+    may be made lower there, as far as the names along its axes allow."""
     venue: Venue | None = None
-    squeezed: bool = False
+    lang: str = "en"
+    squeezed: bool = True
 
     def _repr_png_(self) -> bytes:
         return image(self, "png")
@@ -94,6 +98,7 @@ class Style:
     """What a figure module draws with. width: inches, that of a page's text or of the venue's columns."""
     width: float = 6.5
     venue: Venue | None = None
+    lang: str = "en"
 
     @property
     def scale(self) -> float:
@@ -111,22 +116,21 @@ class Style:
         axes: what Figure.subplots takes.
         """
         made = Drawing(figsize=(self.width, height * self.scale), layout="constrained")
-        made.venue = self.venue
+        made.venue, made.lang = self.venue, self.lang
         return made, made.subplots(rows, columns, squeeze=False, **axes)
 
-    def figure(self, height: float, columns: int = 1, *, listed: bool = False, **axes) -> tuple[Drawing, list[Axes]]:
+    def figure(self, height: float, columns: int = 1, *, full: bool = False, **axes) -> tuple[Drawing, list[Axes]]:
         """A figure of `height` inches, to which a legend `above` adds, with its axes in one row.
 
-        At a venue whose column is too narrow for the row they stand below each other, `height` each. listed: a line of
-        text stands at each place of the y axis, so that the height must not shrink. axes: what Figure.subplots takes.
+        At a venue whose column is too narrow for the row they stand below each other, `height` each. full: what is
+        drawn needs the whole height, such as lines of text. axes: what Figure.subplots takes.
         """
         across = columns if self.wide else 1
-        if self.venue and not listed:
+        if self.venue and not full:
             height = min(height, FLAT * self.width / self.scale)
         if across < columns:
             axes = {name: value for name, value in axes.items() if name != "width_ratios"}
         made, panels = self.grid(height * (columns // across), columns // across, across, **axes)
-        made.squeezed = not listed
         return made, list(panels.ravel())
 
     def looks(self, names: Iterable[str]) -> dict[str, Look]:
@@ -180,17 +184,18 @@ def ticks_at(axis: Axis, positions, labels) -> None:
 def above(figure: Figure, handles: list, columns: int) -> None:
     """The legend in the margin above the axes, where it covers no point: as many columns as fit, `columns` at most."""
     labels = [label if len(label) <= 80 else f"{label[:39]}…{label[-40:]}"
-              for label in (handle.get_label() for handle in handles)]
+              for label in (translated(handle.get_label(), getattr(figure, "lang", "en")) for handle in handles)]
+    room = figure.bbox.width * (0.93 if getattr(figure, "venue", None) else 1)
     for n in range(columns, 0, -1):
         legend = _legend(figure, handles, labels, n)
         box = legend.get_window_extent()
-        if n == 1 or box.width <= figure.bbox.width:
+        if n == 1 or box.width <= room:
             break
         legend.remove()
-    if box.width > figure.bbox.width and getattr(figure, "venue", None):
+    if box.width > room < figure.bbox.width:
         legend.remove()
-        wide = int(max(map(len, labels)) * 0.92 * figure.bbox.width / box.width)
-        legend = _legend(figure, handles, ["\n".join(textwrap.wrap(label, wide)) for label in labels], 1)
+        wide = int(max(map(breadth, labels)) * 0.92 * room / box.width)
+        legend = _legend(figure, handles, ["\n".join(wrapped(label, wide)) for label in labels], 1)
         box = legend.get_window_extent()
     figure.set_figheight(figure.get_figheight() + box.height / figure.dpi)    # many names must not press the axes flat
 

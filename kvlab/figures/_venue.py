@@ -4,12 +4,14 @@ tueplots knows the machine learning conferences and slides; the others are writt
 """
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
-from matplotlib.font_manager import fontManager
+from matplotlib.font_manager import findSystemFonts, fontManager
 from tueplots import figsizes, fonts, fontsizes
 
 from kvlab.registry import no_such
@@ -17,6 +19,7 @@ from kvlab.registry import no_such
 # what LaTeX's times package gives is Times; the last ones are as wide letter by letter or come with matplotlib
 STAND_INS = ("Liberation Serif", "STIXGeneral")
 TIMES = ("Times New Roman", "Times", "TeX Gyre Termes", "Nimbus Roman", *STAND_INS)
+_FILES = re.compile("times|liberation-?serif|libertin", re.I)
 PICA, CM = 12 / 72.27, 1 / 2.54                                        # inches
 
 
@@ -118,11 +121,18 @@ def font(families: tuple[str, ...]) -> str:
 
     Others would not do: PDF takes TrueType outlines as Type 42, and journals refuse Type 3.
     """
-    there = {one.name for one in fontManager.ttflist if one.fname.lower().endswith(".ttf")}
+    if not set(families[:-1]) & _there():                # matplotlib keeps a list of fonts, and may know an old one
+        for path in findSystemFonts():
+            if _FILES.search(Path(path).name):
+                fontManager.addfont(path)
+    there = _there()
     found = next((family for family in families if family in there), "DejaVu Sans")
     if found in STAND_INS or found not in families:
-        warnings.warn(f"the venue sets its text in {families[0]}, which is not installed here as TrueType, so that "
-                      f"{found} stands in for it. Install the font and delete matplotlib's cache of fonts (in the "
-                      "folder that matplotlib.get_cachedir() names), or take --format pgf, which has the document's "
-                      "own font", stacklevel=2)
+        warnings.warn(f"the venue sets its text in {families[0]}, which is not installed here as TrueType; {found} "
+                      "stands in for it. Install the font, or take --format pgf, which has the document's own",
+                      stacklevel=2)
     return found
+
+
+def _there() -> set[str]:
+    return {one.name for one in fontManager.ttflist if one.fname.lower().endswith(".ttf")}

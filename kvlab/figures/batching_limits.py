@@ -46,7 +46,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     log_axis(budget.xaxis, "count")
     _two_axes(style, seqs, rows[rows["question"] == "max_num_seqs"], "x")
     seqs.axvline(0.8, color=GREY, lw=0.8, ls=":")
-    seqs.set(xscale="log", xlabel="max_num_seqs ÷ requests that\nthe blocks bear (dotted: 80 %)")
+    seqs.set(xscale="log", xlabel="max_num_seqs ÷ requests of mean\nlength that blocks bear (dotted: 80 %)")
     ticks_at(seqs.xaxis, (0.2, 0.4, 0.8, 2, 4), ("20 %", "40 %", "80 %", "200 %", "400 %"))
     levers = rows[rows["question"] == "lever"]
     names = list(dict.fromkeys(levers["label"]))
@@ -54,7 +54,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     ticks_at(lever.xaxis, range(len(names)), names)
     lever.tick_params(axis="x", rotation=40)
     for label in lever.get_xticklabels():
-        label.set_ha("right")
+        label.set_horizontalalignment("right")
     lever.set(xlim=(-0.5, len(names) - 0.5))
     above(figure, [Line2D([], [], label=words[metric], **style.marker("simulated", look))
                    for metric, look in (*zip(BUDGET, _LOOKS), *zip(SEQS, _BOTH))], columns=4)

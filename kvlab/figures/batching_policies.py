@@ -41,7 +41,12 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     rows = with_fields(rows)
     policies, starving = (rows[rows["question"] == name] for name in ("policy", "starvation"))
     names = list(policies[["data", "label"]].drop_duplicates().itertuples(index=False, name=None))
-    figure, (ratio, wait) = style.figure(0.8 + LINE * len(names), 2, width_ratios=(1.25, 1))
+    if style.wide:
+        figure, (ratio, wait) = style.figure(0.8 + LINE * len(names), 2, full=True, width_ratios=(1.25, 1))
+    else:
+        lines = len(names), starving["label"].nunique()
+        figure, axes = style.grid(1.6 + LINE * sum(lines), 2, 1, height_ratios=lines)
+        ratio, wait = axes[:, 0]
     _lines(style, ratio, [(label, policies[(policies["data"] == data) & (policies["label"] == label)])
                           for data, label in names], RATIOS)
     ratio.axvline(1, color="black", lw=0.7, zorder=1)

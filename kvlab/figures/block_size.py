@@ -18,6 +18,7 @@ from kvlab.record.statistics import aa_resolution
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
 __all__ = ["STUDY", "draw", "select"]
@@ -46,8 +47,9 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
         style.bars(ax, [sizes.index(n) + beside for n in mine["block_size"]], mine, look,
                    ls="--" if "random" in name else "-")
     ax.axhline(1, color="black", lw=0.9, zorder=1)
-    handles = [Line2D([], [], label=name, ls="--" if "random" in name else "-", **style.marker("measured", look))
-               for name, look in looked.items()]
+    handles: list[Artist] = [
+        Line2D([], [], label=name, ls="--" if "random" in name else "-", **style.marker("measured", look))
+        for name, look in looked.items()]
     pair = aa_resolution(rows[rows["block_size"].isna()])
     if pair is not None:
         ax.axhspan(pair[1], pair[2], color=GREY, alpha=0.2, lw=0, zorder=0)

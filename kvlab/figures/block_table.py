@@ -33,7 +33,7 @@ def select(table: pd.DataFrame) -> pd.DataFrame:
 def draw(rows: pd.DataFrame, style: Style) -> Figure:
     rows = with_fields(rows)
     steps = sorted(rows["after_steps"].unique())
-    figure, axes = style.figure(1.7, len(steps))
+    figure, axes = style.figure(1.7 if style.wide else 1.1, len(steps))
     for ax, step in zip(axes, steps):
         mine = rows[rows["after_steps"] == step]
         tables = dict(zip(mine["request"], mine["blocks"]))
@@ -59,14 +59,9 @@ def draw_table(ax: Axes, tables: dict[str, list[int]], num_blocks: int, names: S
     colors = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(dict.fromkeys([*names, *tables]))}
     for block in range(num_blocks):
         held = owners.get(block, [])
-        look = dict(facecolor="white", edgecolor="#cccccc", lw=0.4)
-        if block == 0:
-            look.update(hatch="////")
-        elif len(held) == 1:
-            look.update(facecolor=colors[held[0]])
-        elif held:
-            look.update(facecolor="black")
-        ax.add_patch(Rectangle((block % across, down - 1 - block // across), 1, 1, **look))
+        color = "white" if block == 0 or not held else colors[held[0]] if len(held) == 1 else "black"
+        ax.add_patch(Rectangle((block % across, down - 1 - block // across), 1, 1, facecolor=color,
+                               edgecolor="#cccccc", lw=0.4, hatch="////" if block == 0 else None))
     ax.set(xlim=(-0.1, across + 0.1), ylim=(-0.1, down + 0.1), xticks=[], yticks=[], aspect="equal")
     ax.grid(False)
     for spine in ax.spines.values():

@@ -51,7 +51,7 @@ class DecodeStep:
     kv_format: str = "bf16"
 
     def __post_init__(self):
-        if self.bandwidth is None or self.peak is None:
+        if not self.bandwidth or not self.peak:
             raise ValueError(f"the catalogue gives no memory bandwidth or no dense 16-bit rate of {self.sheet.name}; "
                              "choose another GPU")
 
@@ -65,12 +65,14 @@ class DecodeStep:
         return "bf16" if self.sheet.flops["bf16"] else "fp16"
 
     @property
-    def peak(self) -> float | None:
-        return self.sheet.flops[self.dtype]
+    def peak(self) -> float:
+        """Dense flop/s of that type; 0, which is refused, where the data sheet does not give it."""
+        return self.sheet.flops[self.dtype] or 0.0
 
     @property
-    def bandwidth(self) -> float | None:
-        return self.sheet.bandwidth
+    def bandwidth(self) -> float:
+        """B/s; 0, which is refused, where the data sheet does not give it."""
+        return self.sheet.bandwidth or 0.0
 
     @cached_property
     def workload(self) -> Workload:
@@ -89,7 +91,7 @@ class DecodeStep:
         attention = (spec.num_layers * 2 * shape.num_q_heads * (shape.head_dim + shape.v_dim)
                      * self.workload.visible_pairs(),
                      spec.num_layers * (self.batch_size * layer_bytes(layer, self.kv_len, self.kv_format) + q_and_out))
-        weights = (2 * spec.params * self.batch_size, weight_bytes(spec))
+        weights = (2 * (spec.params or 0) * self.batch_size, weight_bytes(spec) or 0)
         return {"attention": attention, "weights": weights,
                 "step": (attention[0] + weights[0], attention[1] + weights[1])}
 

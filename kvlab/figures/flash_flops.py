@@ -21,6 +21,7 @@ from kvlab.units import display
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
 __all__ = ["STUDY", "draw", "select"]
@@ -81,7 +82,7 @@ def _bars(ax, rows, style) -> list:
     useful, ideal = value["useful_flops"].iloc[0], value["ideal_bytes"].iloc[0]
     ax.set(ylabel="times what every variant must", xlabel=f"a prompt of {case['q_len']:,} tokens: "
            f"{display(useful, 'flop')} useful, {display(ideal, 'B')} ideal")
-    handles = [Patch(facecolor="white", edgecolor=color, hatch=hatch, label=f"{text} (modelled)")
+    handles: list[Artist] = [Patch(facecolor="white", edgecolor=color, hatch=hatch, label=f"{text} (modelled)")
                for *_, color, hatch, text in BARS]
     if len(counted):
         handles.append(Line2D([], [], ls="none", label="bytes counted ÷ ideal", **style.marker("measured", BYTES)))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 STUDY = None
 FACES = {"native": PALETTE[9], "storage-only": "#f7dfb5", "unsupported": "#d9d9d9", "unknown": "white"}
 SHORT = {"native": "native", "storage-only": "stored", "unsupported": "none", "unknown": "?"}
+LETTERS = {"native": "n", "storage-only": "s", "unsupported": "–", "unknown": "?"}                # in a narrow column
 MEANS = {"native": "native: multiplied as it is stored", "storage-only": "stored: storage-only, converted in registers",
          "unsupported": "none: unsupported, refused by software too", "unknown": "?: unknown, no source"}
 CPUS = {"x86": "x86 with AVX2", "SPR + AMX": "Sapphire Rapids (AMX)", "Zen 4": "Zen 4 (AVX-512)"}
@@ -43,15 +44,17 @@ def select(table: pd.DataFrame) -> pd.DataFrame:
 
 def draw(rows: pd.DataFrame, style: Style) -> Figure:
     targets, kinds = list(dict.fromkeys(rows["model"])), list(dict.fromkeys(rows["kv_format"]))
-    figure, (ax,) = style.figure(0.75 + 0.17 * len(targets))
+    figure, (ax,) = style.figure(0.75 + 0.17 * len(targets), full=True)
+    short = SHORT if style.wide else LETTERS
     for _, row in rows.iterrows():
         word = row["note"].partition(":")[0]
         at = kinds.index(row["kv_format"]), targets.index(row["model"])
         ax.add_patch(Rectangle(at, 1, 1, facecolor=FACES[word], edgecolor="white", lw=1))
-        ax.annotate(SHORT[word], (at[0] + 0.5, at[1] + 0.5), ha="center", va="center", fontsize=sized(6.5),
+        ax.annotate(short[word], (at[0] + 0.5, at[1] + 0.5), ha="center", va="center", fontsize=sized(6.5),
                     color="black" if word != "unknown" else GREY)
     ax.set(xlim=(0, len(kinds)), ylim=(len(targets), 0))
-    ticks_at(ax.xaxis, [i + 0.5 for i in range(len(kinds))], [kind.replace("_", "\n") for kind in kinds])
+    ticks_at(ax.xaxis, [i + 0.5 for i in range(len(kinds))],
+             [kind.replace("_", "\n") if style.wide else kind for kind in kinds])
     ticks_at(ax.yaxis, [i + 0.5 for i in range(len(targets))], targets)
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
@@ -61,9 +64,14 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
         side.set_visible(False)
     quoted = Line2D([], [], ls="none", label="every word is quoted: the CSV beside this figure names the sources",
                     **style.marker("quoted"))
-    above(figure, [*(Patch(facecolor=FACES[word], edgecolor=GREY, lw=0.5, label=MEANS[word]) for word in WORDS),
+    above(figure, [*(Patch(facecolor=FACES[word], edgecolor=GREY, lw=0.5, label=_means(word, short)) for word in WORDS),
                    quoted], columns=2)
     return figure
+
+
+def _means(word: str, short: dict[str, str]) -> str:
+    """What the mark in a field says."""
+    return MEANS[word] if MEANS[word].startswith(f"{short[word]}:") else f"{short[word]}: {MEANS[word]}"
 
 
 def _kinds() -> list[str]:

@@ -39,7 +39,6 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     down = len(labels) // across
     figure, axes = style.grid(3.2 if down == 1 else 2.0 * down, 2 * down, across, sharex=True, sharey="row",
                               height_ratios=(3, 1) * down)
-    figure.squeezed = True
     for (spans_ax, blocks_ax), label in zip(axes.T.reshape(-1, 2), labels):
         mine = rows[rows["label"] == label]
         spans, blocks = (mine[mine["question"] == name] for name in ("gantt", "gantt_blocks"))

@@ -76,7 +76,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     floats = [least * 4**i for i in range(12) if least * 4**i <= most]
     ticks_at(axes[1].xaxis, floats, [str(f) if f < 1024 else f"{f / 1024:.3g}K" for f in floats])
     axes[0].set_xlim(0.4 * ratios[0], 1.9 * ratios[-1])                 # room for the names of lines
-    axes[1].tick_params(labelleft=False)
+    axes[1].tick_params(labelleft=not style.wide)
     axes[0].set(xlabel="group ratio (query heads per KV head)\nnumbers at points: mean recall",
                 ylabel=f"NLL of the answer (nat) at N = {n} pairs")
     axes[1].set_xlabel("KV floats per token (K and V)")
@@ -118,7 +118,8 @@ def _series(axes, scores, looks, style) -> list[Line2D]:
     for task in APART:
         if (scores["data"] == task).any():
             label, _, marker = TASKS[task]
-            handles.append(Line2D([], [], ls="none", label=label, **style.marker("measured", Look("black", marker))))
+            own = Look("black", marker or "o")
+            handles.append(Line2D([], [], ls="none", label=label, **style.marker("measured", own)))
     seeds = "–".join(str(n) for n in sorted({min(counts), max(counts)}))
     handles.append(Line2D([], [], ls="none", marker=".", ms=2.5, color="black",
                           label="one seed (drawn left of the mean)"))

@@ -7,7 +7,7 @@ memory, arithmetic ends it below 100 % of the read ceiling. What could not run i
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
@@ -71,7 +71,7 @@ def _range(ceilings: pd.DataFrame) -> str:
     return f" (100 %: {' to '.join(dict.fromkeys(ends))})"
 
 
-def _usual(rows: pd.DataFrame) -> dict[str, object]:
+def _usual(rows: pd.DataFrame) -> dict[str, Any]:
     """The dtype and, on a CPU, the number of threads of most rows."""
     columns = ("dtype", "threads") if (rows["device"] == "cpu").any() else ("dtype",)
     return {column: rows[column].mode().iloc[0] for column in columns if rows[column].notna().any()}

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -31,7 +31,7 @@ STUDY = None
 PARTS = {"reserve_bytes": (GREY, "....", "reserve"), "weight_bytes_per_rank": (PALETTE[0], "////", "weights"),
          "state_bytes_per_rank": (PALETTE[2], "xxxx", "constant state"),
          "kv_bytes_per_rank": (PALETTE[1], "\\\\\\\\", "KV cache")}
-RULE = dict(ls="none", ms=4.5, marker="^", mfc="white", mec="black")
+RULE: dict[str, Any] = dict(ls="none", ms=4.5, marker="^", mfc="white", mec="black")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class KVBudget:
         """Sequences of kv_len tokens that the memory left beside weights and reserve holds; None = weights unknown."""
         if self.weights is None:
             return None
-        left = one.memory_bytes - self._reserved(one) - self.weights
+        left = (one.memory_bytes or 0) - self._reserved(one) - self.weights
         return max(0, left * self.batch_size // (self.size.kv_bytes_per_rank + self.state))
 
     def rows(self) -> Iterator[dict]:
@@ -119,7 +119,7 @@ class KVBudget:
                 {} if known else dict(kind="missing", note="the weights are unknown"))
 
     def _reserved(self, one: GPUSpec) -> int:
-        return round(self.reserve * one.memory_bytes)
+        return round(self.reserve * (one.memory_bytes or 0))
 
 
 def select(table: pd.DataFrame, choice: KVBudget | None = None) -> pd.DataFrame:

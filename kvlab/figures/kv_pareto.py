@@ -6,6 +6,7 @@ scored. Formats of 16 bits, twice as large and orders of magnitude nearer, are s
 """
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +34,7 @@ def select(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(rows: pd.DataFrame, style: Style) -> Figure:
-    figure, (ax,) = style.figure(4.0)
+    figure, (ax,) = style.figure(4.0, full=True)
     every = points(rows, "kl", bytes="kv_bytes_per_token")
     every = every.assign(kib=every["bytes"].astype(float) / KiB, value=every["value"].astype(float))
     large = every["kv_format"].map(family) == "16 bits"
@@ -46,7 +47,8 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-")))
     ax.set(xlabel=f"KV cache per token, all layers, in a cache of {rows['kv_len'].iloc[0]} tokens (KiB)",
            ylabel="KL to the fp32 cache\n(nat per token, log; bar: 95 %)")
-    ax.set_xlim(shown["kib"].min() - 0.6, shown["kib"].max() + 3.6)         # room for the names on the right
+    left, right = (0.6, 3.6) if style.wide else (2.2, 8)                       # room for the names
+    ax.set_xlim(shown["kib"].min() - left, shown["kib"].max() + right)
     ax.set_ylim(shown["value"].min() / 1.8, shown["value"].max() * 2)
     ax.set_title(told(rows), fontsize=sized(6.5), color=GREY, loc="left")
     line = Line2D([], [], color=GREY, lw=0.8, ls="--", label="least KL for the bytes")
@@ -55,8 +57,9 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     if len(shown) < len(every):
         said = [f"{row['kv_format']} ({row['kib']:.3g} KiB, KL {row['value']:.1g})"
                 for _, row in every[large].iterrows()]
-        ax.text(0.01, 0.02, "beyond these axes: " + ", ".join(said), transform=ax.transAxes, fontsize=sized(6),
-                color=GREY)
+        words = "beyond these axes: " + ", ".join(said)
+        ax.text(0.01, 0.02, words if style.wide else "\n".join(textwrap.wrap(words, 44)), transform=ax.transAxes,
+                fontsize=sized(6), color=GREY)
     return figure
 
 

@@ -42,7 +42,8 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
                   for metric in ("kl", "perplexity_delta_90"))
     names = list(kl.sort_values("value", ascending=False).index)
     lines = [*map(short, names), *(f"the article: {name.upper()}" for name in quoted["kv_format"])]
-    figure, (left, right) = style.figure(0.75 + 0.185 * len(lines), columns=2, sharey=True, width_ratios=(1, 1.1))
+    figure, (left, right) = style.figure(0.75 + 0.185 * len(lines), columns=2, full=True, sharey=True,
+                                        width_ratios=(1, 1.1))
     for place, name in enumerate(names):
         for ax, of in ((left, kl), (right, change)):
             if name in of.index:

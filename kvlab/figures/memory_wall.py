@@ -36,7 +36,7 @@ def select(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(rows: pd.DataFrame, style: Style) -> Figure:
-    figure, (ax,) = style.figure(3.9)
+    figure, (ax,) = style.figure(3.9 if style.wide else 3.2, full=True)
     own, quoted = rows[rows["kind"] != "quoted"], rows[rows["kind"] == "quoted"]
     reached = points(own, "flops_share", x="intensity")
     sheets = quoted[quoted["metric"] == "ridge"]

@@ -64,7 +64,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     ticks_at(kept.xaxis, range(len(names)), names)
     kept.tick_params(axis="x", rotation=35)
     for label in kept.get_xticklabels():
-        label.set_ha("right")
+        label.set_horizontalalignment("right")
     kept.set(ylim=(0, 1.05), xlim=(-0.5, len(names) - 0.5), ylabel="room that holds tokens")
     kept.yaxis.set_major_formatter(PercentFormatter(1))
     timed = rows[rows["metric"] == "to_contiguous"].sort_values("block_size")

@@ -18,6 +18,7 @@ from kvlab.record.asked import asked, with_fields
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
 __all__ = ["STUDY", "draw", "select"]
@@ -39,7 +40,7 @@ def select(table: pd.DataFrame) -> pd.DataFrame:
 def draw(rows: pd.DataFrame, style: Style) -> Figure:
     rows = with_fields(rows)
     figure, (sharers, pool, engine) = style.figure(2.9, 3)
-    handles = []
+    handles: list[Artist] = []
     mine = rows[rows["question"] == "sharers"].sort_values("sharers")
     for i, (shared, one) in enumerate(mine.groupby("shared")):
         look = Look(PALETTE[i], "osv"[i % 3])

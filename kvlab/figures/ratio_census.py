@@ -53,15 +53,20 @@ def _kind(spec: ModelSpec) -> tuple[str, int | None, dict]:
     if any(layer.kind == "mla" for layer in kept):
         return names[3], None, {}
     full = [layer for layer in kept if layer.kind == "full"] or kept
-    most = max(full, key=lambda layer: layer.shape.group_ratio)
+    most = max(full, key=lambda layer: layer.heads.group_ratio)
     heads = dict(num_q_heads=most.num_q_heads, num_kv_heads=most.num_kv_heads, head_dim=most.head_dim)
     linear = any(layer.kind == "linear" for layer in spec.layers)
     cut = any(layer.kind in ("sliding", "chunked") for layer in spec.layers)
-    return names[2 if linear else 1 if cut else 0], most.shape.group_ratio, heads
+    return names[2 if linear else 1 if cut else 0], most.heads.group_ratio, heads
 
 
 def draw(rows: pd.DataFrame, style: Style) -> Figure:
-    figure, (ax, listing) = style.figure(4.6, 2, width_ratios=[3, 2])
+    if style.wide:
+        figure, (ax, listing) = style.figure(4.6, 2, full=True, width_ratios=[3, 2])
+    else:
+        figure, axes = style.grid(6.0, 2, 1, height_ratios=[2.6, 3.4])
+        ax, listing = axes[:, 0]
+    figure.squeezed = False                                      # the listing needs its lines
     shown = rows.assign(ratio=rows["value"].fillna(APART).astype(float), context=rows["kv_len"].astype(float))
     for (context, ratio), spot in shown.groupby(["context", "ratio"]):
         kinds = [kind for kind in KINDS if (spot["data"] == kind).any()]

@@ -50,7 +50,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     cases = own.drop_duplicates("case_id")
     at = {case: i for i, case in enumerate(cases["case_id"])}
     figure, axes = style.grid(5.2 if at else 3.4, len(PANELS), 1, sharex=True)
-    figure.squeezed, axes = True, axes[:, 0]
+    axes = axes[:, 0]
     for ax, (title, (metrics, factor)) in zip(axes, PANELS.items()):
         ax.set_ylabel(title.replace(" (", "\n("), fontsize=sized(7))
         for metric in metrics:
@@ -59,7 +59,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
                 scaled = mine.assign(**{end: mine[end] * factor for end in ("value", "low", "high")})
                 style.bars(ax, mine["case_id"].map(at), scaled, LOOKS[metric], "measured", ls="none")
         if not len(own[own["metric"].isin(metrics)]):
-            _say_so(ax)
+            _say_so(ax, "stands below" if style.venue is None else "is in the caption")
         elif factor == 100:
             ax.set_ylim(0, 105)
     axes[-1].set_xticks(list(at.values()), [_name(row) for _, row in cases.iterrows()], rotation=90, fontsize=sized(6))
@@ -77,9 +77,9 @@ def _name(row) -> str:
     return f"{row['variant']} {about}".strip()
 
 
-def _say_so(ax) -> None:
+def _say_so(ax, where: str) -> None:
     """Words in the place of the points: an empty axis would look like a zero."""
-    ax.text(0.5, 0.5, "no source here measures it; the reason stands below", transform=ax.transAxes, ha="center",
+    ax.text(0.5, 0.5, f"no source here measures it; the reason {where}", transform=ax.transAxes, ha="center",
             va="center", fontsize=sized(7), color=GREY)
     ax.set_yticks([])
     ax.grid(False)

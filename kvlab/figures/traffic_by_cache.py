@@ -45,7 +45,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     columns = min(3 if style.wide else 2, len(panels))
     down = -(-len(panels) // columns)
     figure, axes = style.grid(0.4 + 2.2 * down, down, columns, sharex=True)
-    figure.squeezed, axes = True, axes.ravel()
+    axes = axes.ravel()
     looks = {label: Look(PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)])
              for i, label in enumerate(sorted(points["label"].unique()))}
     for ax, (name, phase) in zip(axes, panels):

@@ -123,8 +123,9 @@ class KVCache:
 
         sequences: an index, or a slice or list of indices where the arrays have a batch axis.
         """
-        return tuple(side if tail is None else (*side, tail[sequences])
-                     for side, tail in ((k, self.k_tail), (v, self.v_tail)))
+        def behind(side: tuple[Tensor, ...], tail: Tensor | None) -> tuple[Tensor, ...]:
+            return side if tail is None else (*side, tail[sequences])
+        return behind(k, self.k_tail), behind(v, self.v_tail)
 
     def by_head(self, arrays: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The arrays as [N, K, R, W] views, whatever the order in memory."""

@@ -43,7 +43,8 @@ def chain_of_pieces(pieces: Sequence[int], piece_tokens: int, block_size: int, m
     than so many, for a prompt that ends before its last piece does.
     """
     positive(piece_tokens=piece_tokens, block_size=block_size)
-    parent, hashes, pack = _root([piece_tokens, block_size]), [], struct.Struct("<q").pack
+    parent, pack = _root([piece_tokens, block_size]), struct.Struct("<q").pack
+    hashes: list[int] = []
     first = 0
     try:
         for i, piece in enumerate(pieces, 1):

@@ -26,9 +26,9 @@ def first_kept(layer: LayerSpec, kv_len: int) -> int:
     Source: Mistral 7B (arXiv 2310.06825) for windows; Llama 4's attention_chunk_size for chunks.
     """
     if layer.kind == "sliding":
-        return max(0, kv_len - layer.window)
+        return max(0, kv_len - layer.span)
     if layer.kind == "chunked":
-        return (kv_len - 1) // layer.window * layer.window
+        return (kv_len - 1) // layer.span * layer.span
     return 0
 
 
@@ -45,7 +45,7 @@ def layer_bytes(layer: LayerSpec, kv_len: int, fmt: KVFormat | str, tp: int = 1,
     if layer.kind == "linear":
         return 0
     fmt = _format(fmt)
-    shape = replace(layer.shape, num_q_heads=layer.num_q_heads // tp, num_kv_heads=max(1, layer.num_kv_heads // tp))
+    shape = replace(layer.heads, num_q_heads=layer.num_q_heads // tp, num_kv_heads=max(1, layer.num_kv_heads // tp))
     first = first_kept(layer, kv_len)
     if block_size is not None:
         positive(block_size=block_size)
@@ -116,11 +116,11 @@ def engine_bytes(model: ModelSpec, kv_len: int, fmt: KVFormat | str, block_size:
             continue
         held, extra = kv_len, 0
         if layer.kind == "sliding":
-            held, extra = min(layer.window - 1 + max_batched_tokens, kv_len), 1
+            held, extra = min(layer.span - 1 + max_batched_tokens, kv_len), 1
         elif layer.kind == "chunked":
-            held = min(layer.window + max_batched_tokens, kv_len)
+            held = min(layer.span + max_batched_tokens, kv_len)
         block = _block(layer, fmt, block_size)
-        total += layer.count * fmt.allocated(-(-held // block) + extra, block, 1, layer.shape)
+        total += layer.count * fmt.allocated(-(-held // block) + extra, block, 1, layer.heads)
     return total
 
 
@@ -158,11 +158,11 @@ def crossover_tokens(model: ModelSpec, fmt: KVFormat | str = "bf16", dtype_bytes
     weights, fmt = weight_bytes(model, dtype_bytes), _format(fmt)
     if weights is None or not any(layer.kind in ("full", "mla") for layer in model.layers):
         return None
-    layers = [(replace(layer, kind="full") if layer.window else layer, layer.window or math.inf)
-              for layer in model.layers]
+    layers = [(replace(layer, kind="full") if layer.window else layer, layer.window) for layer in model.layers]
 
     def over(kv_len: int) -> int:
-        return sum(layer.count * layer_bytes(layer, min(kv_len, most), fmt) for layer, most in layers) if kv_len else 0
+        lengths = ((layer, min(kv_len, most or kv_len)) for layer, most in layers)
+        return sum(layer.count * layer_bytes(layer, held, fmt) for layer, held in lengths) if kv_len else 0
     # Bytes fall where a tail is encoded, which happens as a cycle ends: search among the ends, then inside the cycle.
     cycle = _cycle(model.layers, fmt)
     start = cycle * (bisect_right(range(weights + 1), weights, key=lambda n: over(n * cycle)) - 1)
@@ -235,7 +235,7 @@ def _cycle(layers: Sequence[LayerSpec], fmt: KVFormat) -> int:
 
 
 def _block(layer: LayerSpec, fmt: KVFormat, block_size: int) -> int:
-    return math.lcm(block_size, fmt.token_group(layer.shape))
+    return math.lcm(block_size, fmt.token_group(layer.heads))
 
 
 def _engine_note(model: ModelSpec, fmt: KVFormat) -> str:

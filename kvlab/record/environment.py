@@ -130,7 +130,7 @@ def _version(package: str) -> str | None:
 
 def _platform() -> str:
     """System, kernel version and architecture; a kernel's local suffix is left out: it can name a site."""
-    return f"{platform.system()} {re.match(r'[0-9.]*', platform.release())[0]} {platform.machine()}"
+    return f"{platform.system()} {re.findall(r'^[0-9.]*', platform.release())[0]} {platform.machine()}"
 
 
 def _git() -> dict[str, JsonValue]:

@@ -16,6 +16,8 @@ from kvlab.record.reading import SCHEMA_VERSION, schema
 if TYPE_CHECKING:
     import pandas as pd
 
+    from kvlab.record.anonymous import Anonymous
+
 _LINES = 2**16                                       # of a table that are turned into text at once
 _FULL = ("there is no space left", "free some space, or choose another folder")
 _LOCKED = ("it is not writable", "choose a folder you may write to")
@@ -30,7 +32,7 @@ class StoreError(OSError):
     """A result folder or file that cannot be read or written, said in one sentence."""
 
     def __str__(self) -> str:
-        return self.strerror
+        return self.strerror or ""
 
 
 @contextlib.contextmanager
@@ -41,7 +43,7 @@ def explained(folder: Path) -> Iterator[None]:
     except StoreError:
         raise
     except OSError as error:
-        why, remedy = _WHY.get(error.errno, (error.strerror or str(error), "choose another folder"))
+        why, remedy = _WHY.get(error.errno or 0, (error.strerror or str(error), "choose another folder"))
         where = error.filename if (why, remedy) == _FILE and error.filename else folder
         raise StoreError(error.errno, f"cannot write results to {where}: {why}; {remedy}. "
                                       "Comparisons committed before are kept") from error
@@ -111,7 +113,7 @@ def write_csv(table: pd.DataFrame | Iterable[pd.DataFrame], path: Path | str) ->
             for start in range(0, max(len(part), 1), _LINES):
                 columns = [_csv_column(values) for _, values in part.iloc[start:start + _LINES].items()]
                 arrow = pyarrow.table(columns, names=[str(name) for name in part])
-                if writer is None:
+                if writer is None or first is None:
                     writer, first = stack.enter_context(CSVWriter(file, arrow.schema)), arrow.schema
                 if arrow.schema.names != first.names or any(
                         own == pyarrow.large_string() != head for own, head in zip(arrow.schema.types, first.types)):
@@ -152,7 +154,8 @@ def _write_parts(parts: Callable[[], Iterable[pd.DataFrame]], path: Path | str) 
                                                    "kvlab.schema_version": str(SCHEMA_VERSION)})
             writer = writer or pyarrow.parquet.ParquetWriter(file, arrow.schema)
             writer.write_table(arrow)
-        writer.close()
+        if writer is not None:
+            writer.close()
 
 
 def _units(parts: Iterable[pd.DataFrame]) -> dict[str, str]:
@@ -167,13 +170,15 @@ def _units(parts: Iterable[pd.DataFrame]) -> dict[str, str]:
 FORMATS = {"csv": ".csv", "parquet": ".parquet", "latex": ".tex", "chrome-trace": ".trace.json.gz"}
 
 
-def export(run: Path | str, format: str, out: Path | str | None = None, *, wide: bool = False) -> Path:
+def export(run: Path | str, format: str, out: Path | str | None = None, *, wide: bool = False,
+           anonymous: Anonymous | None = None) -> Path:
     """Write a run for other programs and return the file: csv, parquet, latex or chrome-trace.
 
     run: a run directory or a file of results. out: a file, or a folder that is there (default: the current one). wide:
     one line per case instead of one per reading, in csv and parquet; latex always is. chrome-trace: the traces of a run
-    made with --trace, one process per trial. Refused: an unknown format, a run without traces, the file of results
-    itself as `out` (ValueError), a folder that is not there (StoreError).
+    made with --trace, one process per trial. anonymous: takes out what identifies, and can say then what that was.
+    Refused: an unknown format, a run without traces, anonymous ones, the file of results itself as `out` (ValueError),
+    a folder that is not there (StoreError).
     """
     from kvlab.record.store import read_parts, read_table
     from kvlab.registry import no_such
@@ -182,26 +187,31 @@ def export(run: Path | str, format: str, out: Path | str | None = None, *, wide:
         raise no_such("export format", format, FORMATS)
     if wide and format == "chrome-trace":
         raise ValueError("--wide is about tables, and chrome-trace has none; use csv or parquet")
+    if anonymous and format == "chrome-trace":
+        raise ValueError("--anonymous is about tables; a trace holds names of processes, modules and files that kvlab "
+                         "does not look through: use csv, parquet or latex")
     out = Path("." if out is None else out)
     if out.is_dir():
         kept = ".wide" if wide and format in ("csv", "parquet") else ""         # beside the long one, not over it
-        out /= (run.resolve().name if run.is_dir() else run.stem) + kept + FORMATS[format]
+        name = "anonymous" if anonymous else run.resolve().name if run.is_dir() else run.stem
+        out /= name + kept + FORMATS[format]
     if out.exists() and any(out.samefile(kept) for kept in ([run] if run.is_file() else run.glob("*"))):
         raise ValueError(f"{out} is what would be exported; give another --out")
+    cut = anonymous.table if anonymous else lambda table: table
     if format == "chrome-trace":
         from kvlab.record._merged import write_merged
         write_merged(run, read_table(run), out)
     elif format == "latex":
         from kvlab.record._latex import latex
-        atomic_write(out, latex(read_table(run)).encode())
+        atomic_write(out, latex(cut(read_table(run))).encode())
     elif wide:
         from kvlab.record.wide import wide as wide_view
-        frame = wide_view(read_table(run))
+        frame = wide_view(cut(read_table(run)))
         write_csv(frame, out) if format == "csv" else _write_plain_parquet(frame, out)
     elif format == "csv":
-        write_csv(read_parts(run), out)
+        write_csv(map(cut, read_parts(run)), out)
     else:
-        _write_parts(lambda: read_parts(run), out)
+        _write_parts(lambda: map(cut, read_parts(run)), out)
     return out
 
 

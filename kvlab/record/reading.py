@@ -113,7 +113,7 @@ case""".split())                                                          # the 
 READING = tuple(field.name for field in fields(Reading))                   # the columns of one reading
 COLUMNS = {name: _dtype(name) for name in CONTEXT + READING}               # the result table, in order
 _TYPES = {name: {"string": str, "Int64": int, "float64": float}[dtype] for name, dtype in COLUMNS.items()}
-_BLANK = {name: "" if dtype == "string" else None for name, dtype in COLUMNS.items()}
+_BLANK: dict[str, Any] = {name: "" if dtype == "string" else None for name, dtype in COLUMNS.items()}
 
 
 def complete(row: dict[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def simulated(events: Iterable[Any], problems: Iterable[str]) -> Simulated:
         if phase == "C":                                     # the engine's state between steps: not summed up
             continue
         name, at = (event.get("name"), event.get("ts")) if phase in ("X", "b", "e") else (None, None)
-        if type(name) is not str or not usable(at):
+        if not isinstance(name, str) or not usable(at):
             unusable += 1
             continue
         replica, key = str(event.get("pid", "")), (str(event.get("pid", "")), str(event.get("id", "")), name)

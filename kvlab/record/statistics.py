@@ -43,6 +43,20 @@ def t_interval(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     return Estimate(mean, mean - half, mean + half, n)
 
 
+def share(hits: int, n: int) -> Estimate:
+    """The share of n that hits are, with its exact 95 % interval, which is wide where n is small.
+
+    Refused (ValueError): n below 1, hits outside 0 … n.
+    Source: Clopper and Pearson (1934), The use of confidence or fiducial limits, Biometrika 26.
+    """
+    if not 0 <= hits <= n or n < 1:
+        raise ValueError(f"{hits} of {n} is no share; hits must lie between 0 and n, and n be at least 1")
+    from scipy.special import betaincinv
+    low = betaincinv(hits, n - hits + 1, 0.025) if hits else 0.0
+    high = betaincinv(hits + 1, n - hits, 0.975) if hits < n else 1.0
+    return Estimate(hits / n, float(low), float(high), n)
+
+
 def fit(x, y, low, high, power: bool = False, draws: int = 2000) -> tuple[float, float, float]:
     """Slope of y over x (of their logarithms: an exponent) with the 95 % interval that the points' intervals give.
 

@@ -174,12 +174,12 @@ def read_parts(path: Path | str, lines: int = 2**16) -> Iterator[pd.DataFrame]:
         Manifest.read(path)
         closed = path / _PARQUET
         path = closed if closed.exists() else path / _JOURNAL
-    readers = {".parquet": _from_parquet, ".csv": _from_csv, ".jsonl": _from_journal}
-    if path.suffix not in readers:
-        raise ValueError(f"{path} is no result table; give a run directory or one of: {', '.join(readers)}")
     if path.suffix == ".parquet":
         yield from _from_parquet(path, lines)
         return
+    readers = {".csv": _from_csv, ".jsonl": _from_journal}
+    if path.suffix not in readers:
+        raise ValueError(f"{path} is no result table; give a run directory or one of: .parquet, {', '.join(readers)}")
     whole = readers[path.suffix](path)
     for start in range(0, max(1, len(whole)), lines):
         yield whole.iloc[start:start + lines]

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from pydantic_core import from_json
 
@@ -151,10 +151,11 @@ def _whole_events(text: str) -> dict[str, Any] | None:
     found = re.search(r'"traceEvents"\s*:\s*\[|\A\s*\[', text)
     if found is None:
         return None
-    decode, between, at, events = json.JSONDecoder().raw_decode, re.compile(r"[\s,]*").match, found.end(), []
+    decode, between, at, events = json.JSONDecoder().raw_decode, re.compile(r"[\s,]*"), found.end(), []
     with contextlib.suppress(ValueError, RecursionError):
         while True:
-            event, at = decode(text, between(text, at).end())
+            gap = between.match(text, at)
+            event, at = decode(text, gap.end() if gap else at)
             events.append(event)
     head = {}
     with contextlib.suppress(ValueError, RecursionError):
@@ -187,8 +188,8 @@ def trace_of(data: dict[str, Any], problems: list[str] | None = None) -> Trace:
                 try:
                     lane = lanes[where]
                 except (KeyError, TypeError):                            # a new one, or one that is no number or text
-                    where = tuple(one if type(one) in (int, float, str) else "" for one in where)
-                    lane = lanes.setdefault(where, tuple(map(str, where)))
+                    pid, tid = where = tuple(one if type(one) in (int, float, str) else "" for one in where)
+                    lane = lanes.setdefault(where, (str(pid), str(tid)))
                 one = Event(lane, start * 1e-6, took * 1e-6, name, args if type(args) is dict else {})
                 kinds.setdefault(category if type(category) is str else "", []).append(one)
             else:
@@ -208,10 +209,10 @@ def trace_of(data: dict[str, Any], problems: list[str] | None = None) -> Trace:
         events.sort(key=lambda event: (event.lane, event.start, -event.seconds))   # the longest is around
         return events
     about = data.get("kvlab")
-    return Trace(*map(sorted_of, (OPERATORS, LAUNCHES, RANGES, KERNELS)), about if isinstance(about, dict) else {},
-                 tuple(problems))
+    operators, launches, ranges, kernels = map(sorted_of, (OPERATORS, LAUNCHES, RANGES, KERNELS))
+    return Trace(operators, launches, ranges, kernels, about if isinstance(about, dict) else {}, tuple(problems))
 
 
-def usable(number) -> bool:
+def usable(number: Any) -> TypeGuard[float]:
     """A number of microseconds that can be computed with; NaN, infinity, text and booleans are none."""
     return type(number) in (int, float) and -1e17 < number < 1e17

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvlab.record._operators import MAY_WIDEN, VIEWS, WORKERS, Moved, moved, operator_class
 from kvlab.record.simulated_trace import Simulated
-from kvlab.record.trace import CALL, Event, Lane, Trace, no_collector
+from kvlab.record.trace import CALL, Event, Lane, Trace, no_collector, usable
 from kvlab.units import display
 
 NO_OPERATOR = "(no operator)"       # FlashInfer, Triton and others launch kernels without one of torch's around
@@ -256,7 +256,7 @@ def _launched(kernels: list[tuple[Event, str]]) -> list[dict[str, Any]]:
 def _occupancy(kernels: list[Event]) -> tuple[float, float] | None:
     """Mean of what the profiler estimates per kernel, by their time, and the share of the time that has an estimate."""
     known = [(kernel.seconds, percent / 100) for kernel in kernels
-             if type(percent := kernel.args.get(OCCUPANCY)) in (int, float) and 0 <= percent <= 100]
+             if usable(percent := kernel.args.get(OCCUPANCY)) and 0 <= percent <= 100]
     spent = sum(seconds for seconds, _ in known)
     if not spent:
         return None

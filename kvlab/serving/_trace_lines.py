@@ -7,7 +7,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,7 +21,7 @@ class BadLine(ValueError):
     """A line that cannot be used, and why."""
 
 
-def lines(path: Path, what: str = "a trace") -> Iterator[tuple[int, str | BadLine, bool]]:
+def lines(path: Path, what: str = "a trace") -> Generator[tuple[int, str | BadLine, bool], None, None]:
     """(line number from 1, text or what is wrong with the line, whether it is complete) of every line not blank.
 
     complete: it ends with a line end. A byte order mark is dropped. Refused: what is no regular file, UTF-16, and a

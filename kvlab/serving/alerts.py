@@ -109,8 +109,9 @@ def _queue_p99_s(window: Window, limit: float) -> Alert:
     if found is None and not notes and window.over_s != 0:
         notes = ["no request was observed"]
     notes += _restarts(window, "queue_s")
-    return _alert(window, "queue_p99_s", found and found.value, limit, "s", found is not None and found.value > limit,
-                  notes, found is not None and found.at_least)
+    value = None if found is None else found.value
+    return _alert(window, "queue_p99_s", value, limit, "s", value is not None and value > limit, notes,
+                  found is not None and found.at_least)
 
 
 def _kv_usage(window: Window, limit: float) -> Alert:

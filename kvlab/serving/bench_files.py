@@ -136,10 +136,10 @@ def _folder(path: Path) -> Bench:
     summary = next((path / name for name in _PARTS[:2] if (path / name).is_file()), None)
     records = path / "profile_export.jsonl"
     if summary is None and not records.is_file():
-        found = next((path / name for name in _PARTS[3:] if (path / name).is_file()), None)
-        if found is None:
+        report = next((path / name for name in _PARTS[3:] if (path / name).is_file()), None)
+        if report is None:
             raise ValueError(f"{path} holds none of {', '.join(_PARTS)}; give {_WHAT}")
-        return read_bench(found)
+        return read_bench(report)
     found = _lines(records) if summary is None else _json(summary) if summary.suffix == ".json" else _csv(summary)
     if summary is not None and records.is_file():
         said = aiperf.records(records, found.cases[0])
@@ -188,7 +188,8 @@ def _lines(path: Path) -> Bench:
 
 
 def _appended(path: Path, content: bytes) -> Bench:
-    cases, models, remarks = [], set(), []
+    cases: list[Case] = []
+    models, remarks = set(), []
     for number, line in enumerate(content.splitlines(), 1):
         if not line.strip():
             continue

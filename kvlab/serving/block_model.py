@@ -38,9 +38,9 @@ class Group:
         """Blocks that one sequence of that length holds at most in this group."""
         if self.kind == "linear":
             return states
-        if self.kind == "sliding":
+        if self.kind == "sliding" and self.window is not None:
             return ceil(min(self.window - 1 + in_flight, length) / self.block_size) + 1
-        if self.kind == "chunked":
+        if self.kind == "chunked" and self.window is not None:
             return ceil(min(self.window + in_flight, length) / self.block_size)
         return ceil(length / self.block_size)
 

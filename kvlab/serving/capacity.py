@@ -98,7 +98,10 @@ def plan(spec: ModelSpec, gpu: GPUSpec | str, gpus: int = 1, settings: Settings 
             why += f", for requests of the model's whole context, {settings.max_len:,} tokens (see --max-len)"
         notes.append(why if best is None or best.tp == settings.tp else
                      f"{why}; --tp {best.tp} holds most, {best.live:,} requests at once in all")
-    tp, share = settings.tp, settings.prefix_share
+    tp, seqs, batched, share = (settings.tp, settings.max_num_seqs, settings.max_batched_tokens,
+                                settings.prefix_share)
+    if tp is None or seqs is None or batched is None:
+        raise RuntimeError(f"{settings} are not complete: a bug in kvlab")
     if gpus % tp:
         raise ValueError(f"{gpus} GPUs are no multiple of tp={tp}, and a replica takes tp of them; give --gpus "
                          f"{max(1, gpus // tp) * tp} or another --tp")
@@ -108,16 +111,16 @@ def plan(spec: ModelSpec, gpu: GPUSpec | str, gpus: int = 1, settings: Settings 
         raise DoesNotFit(no)
     blocks = model.blocks(pool.value)
     least, whole, most = (requests_in(model, size, share) for size in (pool.low, pool.value, pool.high))
-    live, replicas, tokens = min(whole, settings.max_num_seqs), gpus // tp, model.tokens(blocks)
+    live, replicas, tokens = min(whole, seqs), gpus // tp, model.tokens(blocks)
     notes += device_notes(gpu, settings) + _notes(spec, settings, model, blocks, whole, least, lengths)
     return Plan(
         model=spec.name, gpu=gpu.name, gpus=gpus, tp=tp, replicas=replicas, util=settings.util,
-        max_num_seqs=settings.max_num_seqs, max_batched_tokens=settings.max_batched_tokens, block_size=model.block_size,
+        max_num_seqs=seqs, max_batched_tokens=batched, block_size=model.block_size,
         max_len=model.max_len, kv_format=settings.kv_format, prefix_share=share, terms=terms, pool=pool,
         block_bytes=model.block_bytes, blocks=blocks, blocks_per_request=model.blocks_per_request(),
         shared_blocks=shared_blocks(model, model.max_len, share), concurrency=model.concurrency(blocks), requests=whole,
         least=least, most=most, live=live, live_total=live * replicas,
-        binds="cap" if whole > settings.max_num_seqs else "pool", tokens=tokens, tokens_total=tokens * replicas,
+        binds="cap" if whole > seqs else "pool", tokens=tokens, tokens_total=tokens * replicas,
         starts=whole > 0, formats=format_rows(spec, gpu, settings, pool.value),
         article=article(spec, settings, model, terms, blocks) if terms else None,
         lengths=length_rows(model, blocks, share, lengths), notes=tuple(notes))

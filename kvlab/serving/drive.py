@@ -73,7 +73,7 @@ def _ask(where: SplitResult, ask: Ask, name: str, start: float, row: dict, model
     time.sleep(max(0.0, start + ask.at_s - time.monotonic()))
     body = json.dumps({"model": model, "prompt": ask.prompt, "max_tokens": ask.max_tokens, "temperature": 0,
                        "stream": True, "stream_options": {"include_usage": True}, **extra}).encode()
-    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=timeout_s)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=timeout_s)
     try:
         row.update(arrival_time=time.time(), queued_ts=time.monotonic())
         connection.request("POST", where.path.rstrip("/") + "/v1/completions", body,

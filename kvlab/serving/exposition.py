@@ -83,13 +83,13 @@ class Exposition:
             if at < 0:
                 raise ValueError(f"the timeline begins at {self.times[0]} s, and {t} s was asked for")
             row = self._rows[at]
-            for key, family in gauges.items():
-                family.add_metric(values, row[key], timestamp=stamp)
-            for key, family in counters.items():
-                family.add_metric([*values, *(["stop"] if key == "finished" else [])], row[key], timestamp=stamp)
-            for name, family in histograms.items():
+            for key, gauge in gauges.items():
+                gauge.add_metric(values, row[key], timestamp=stamp)
+            for key, counter in counters.items():
+                counter.add_metric([*values, *(["stop"] if key == "finished" else [])], row[key], timestamp=stamp)
+            for name, histogram in histograms.items():
                 buckets, total = self._observed[name].until(t)
-                family.add_metric(values, buckets, total, timestamp=stamp)
+                histogram.add_metric(values, buckets, total, timestamp=stamp)
             if self.cache:
                 cache.add_metric([*values, *self.cache.values()], 1, timestamp=stamp)
         return [*gauges.values(), *counters.values(), *histograms.values(), *([cache] if self.cache else [])]

@@ -32,7 +32,7 @@ def find_rate(simulated: Callable[[float], Simulation], limits: Mapping[str, flo
         tried.append(rate)
         done = simulated(rate)
         found = done.summary()
-        return not done.rejected and all(found[name] is not None and found[name] < limit
+        return not done.rejected and all((value := found[name]) is not None and value < limit
                                          for name, limit in limits.items())
 
     factor = 2.0 if passes(START) else 0.5

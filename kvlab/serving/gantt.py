@@ -43,7 +43,7 @@ class Gantt:
         for live in (*step.first, *step.caught_up):
             self._turn(record, live, "decode", record.ended_s)
         for live in step.ended:
-            self._turn(record, live, None, live.served.last_token_s)
+            self._turn(record, live, None, record.ended_s)
 
     def _turn(self, record: StepRecord, live: Live, what: str | None, now: float) -> None:
         """The request's span ends, and another begins."""

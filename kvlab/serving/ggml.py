@@ -56,10 +56,10 @@ def cell_bytes(layer: LayerSpec, k: str = "f16", v: str = "f16", latent: str = "
     if layer.kind == "linear":
         return 0
     if layer.kind != "mla":
-        return row_bytes(k, layer.num_kv_heads * layer.head_dim) + row_bytes(v, layer.num_kv_heads * layer.shape.v_dim)
+        return row_bytes(k, layer.num_kv_heads * layer.head_dim) + row_bytes(v, layer.num_kv_heads * layer.heads.v_dim)
     if latent == "expanded":
         return row_bytes(k, layer.num_q_heads * _EXPANDED[0]) + row_bytes(v, layer.num_q_heads * _EXPANDED[1])
-    return row_bytes(k, layer.head_dim) + (row_bytes(v, layer.shape.v_dim) if latent == "twice" else 0)
+    return row_bytes(k, layer.head_dim) + (row_bytes(v, layer.heads.v_dim) if latent == "twice" else 0)
 
 
 def cache_bytes(spec: ModelSpec, n_ctx: int, k: str = "f16", v: str = "f16", *, slots: int = 1, ubatch: int = UBATCH,

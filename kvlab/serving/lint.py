@@ -113,7 +113,7 @@ def _tagged(text: str) -> dict[str, tuple[str, ...]]:
     An image older or newer than the table is judged by the nearest release that was read; an older one also by itself,
     since it may have what was gone by then.
     """
-    found = {}
+    found: dict[str, dict[str, None]] = {}
     for engine, tags in releases(text).items():
         table = names.table(engine)
         first, last = names.key(table.releases[0]), names.key(table.newest)

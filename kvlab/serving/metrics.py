@@ -19,8 +19,9 @@ from kvlab.registry import no_such
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-PREFIXES = {"vllm": "vllm:", "sglang": "sglang:", "tgi": "tgi_", "triton": ("nv_trt_llm_", "nv_llm_"),
-            "trtllm": "trtllm_", "llamacpp": "llamacpp:", "kvlab_sim": "kvlab_sim:"}       # by which an engine is known
+PREFIXES: dict[str, str | tuple[str, ...]] = {                  # by which an engine is known
+    "vllm": "vllm:", "sglang": "sglang:", "tgi": "tgi_", "triton": ("nv_trt_llm_", "nv_llm_"),
+    "trtllm": "trtllm_", "llamacpp": "llamacpp:", "kvlab_sim": "kvlab_sim:"}
 # Ranks of one tensor- or pipeline-parallel engine repeat the same number: copies, not shares. SGLang labels them so.
 COPIES = ("tp_rank", "pp_rank", "moe_ep_rank")
 NOT_EXPORTED = "this server does not export "                  # of what its engine has
@@ -142,7 +143,8 @@ def mappings(engine: str) -> dict[str, tuple[tuple[Mapped, ...], str]]:
 
 def _mapped(row: dict[str, str]) -> Mapped:
     left, joined, right = (re.split(r" ([+/*]) ", row["metric"]) + ["", ""])[:3]
-    terms = tuple(Term(*(part or "" for part in _TERM.fullmatch(text).groups())) for text in (left, right) if text)
+    terms = tuple(Term(*(part or "" for part in found.groups())) for text in (left, right)
+                  if (found := _TERM.fullmatch(text)))
     return Mapped(terms, joined, row["metric"], row["note"], row["source"])
 
 
@@ -150,7 +152,7 @@ def engine_of(names: Iterable[str]) -> str:
     """The engine whose metrics these are: the one with most names. ValueError where there are none of any."""
     names = list(names)
     counts = {engine: sum(name.startswith(prefix) for name in names) for engine, prefix in PREFIXES.items()}
-    engine = max(counts, key=counts.get)
+    engine = max(counts, key=counts.__getitem__)
     if not counts[engine]:
         known = ", ".join(prefix if isinstance(prefix, str) else prefix[0] for prefix in PREFIXES.values())
         raise ValueError(f"none of its {len(names)} metrics is of an engine that kvlab knows; theirs begin with "
@@ -165,7 +167,7 @@ def read(families: Iterable[Metric], at_s: float, engine: str = "") -> Snapshot:
         for sample in family.samples:
             samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     engine = engine or engine_of(samples)
-    parts = {"gauge": {}, "counter": {}, "histogram": {}}
+    parts: dict[str, dict] = {"gauge": {}, "counter": {}, "histogram": {}}
     names, missing, notes, unreadable = {}, {}, {}, set()
     for measure, (known, why) in mappings(engine).items():
         kind = MEASURES[measure].type

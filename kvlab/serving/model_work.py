@@ -55,7 +55,7 @@ def ranked(spec: ModelSpec, *, tp: int = 1, dp: int = 1, kv_format: str = "bf16"
     return Work(
         weight_bytes=(body + head) * itemsize / tp, flops_per_token=2 * body / tp, flops_per_sequence=2 * head / tp,
         kv_bytes_per_token=sum(layer.count * layer_bytes(layer, 128, kv_format, tp) / 128 for layer in whole),
-        kv_bytes_per_sequence=sum(layer.count * layer_bytes(layer, layer.window, kv_format, tp) for layer in windowed)
+        kv_bytes_per_sequence=sum(layer.count * layer_bytes(layer, layer.span, kv_format, tp) for layer in windowed)
         + sum(layer.count * layer.state_bytes for layer in spec.layers if layer.kind == "linear") / tp,
         flops_per_pair=sum(_pair_flops(layer) for layer in whole) / tp,
         experts=int(mixture["experts"]) if mixture else 0, experts_per_token=taken,
@@ -71,7 +71,7 @@ def is_mixture(spec: ModelSpec) -> bool:
 
 def _pair_flops(layer: LayerSpec) -> int:
     """A product with K and one with V, over all query heads of the layers."""
-    return layer.count * 2 * layer.num_q_heads * (layer.head_dim + layer.shape.v_dim)
+    return layer.count * 2 * layer.num_q_heads * (layer.head_dim + layer.heads.v_dim)
 
 
 def _blocks(spec: ModelSpec, width: dict[str, str]) -> int:
@@ -89,11 +89,12 @@ def _tied(spec: ModelSpec, width: dict[str, str], mixture: dict[str, str] | None
     if mixture:
         blocks += 3 * int(width["hidden"]) * int(mixture["width"]) * int(mixture["layers"]) \
             * (int(mixture["experts"]) - int(mixture["experts_per_token"]))
-    return abs(spec.params - table - blocks) < abs(spec.params - 2 * table - blocks)
+    params = spec.params or 0
+    return abs(params - table - blocks) < abs(params - 2 * table - blocks)
 
 
 def _hides_experts(spec: ModelSpec, width: dict[str, str] | None) -> bool:
     """Far more parameters than a token passes: experts that no table names."""
     if width is None or any(layer.kind in ("mla", "linear") for layer in spec.layers):
         return False
-    return spec.params > 1.5 * (_blocks(spec, width) + 2 * int(width["vocab"]) * int(width["hidden"]))
+    return (spec.params or 0) > 1.5 * (_blocks(spec, width) + 2 * int(width["vocab"]) * int(width["hidden"]))

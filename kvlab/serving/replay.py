@@ -16,7 +16,7 @@ from kvlab.serving._replay_run import Run, read_run
 from kvlab.serving._replay_setup import Setup, setup
 from kvlab.serving.model_work import ranked
 from kvlab.serving.simulator import Simulation, simulate
-from kvlab.serving.step_models import Rates, chosen_rates, parts
+from kvlab.serving.step_models import Parts, Rates, chosen_rates, parts
 from kvlab.serving.step_time import Linear
 
 __all__ = ["FITS", "FITTED", "Replay", "explain", "fitted_scale", "replay"]
@@ -59,7 +59,7 @@ class _Case:
     """A run, what it was, and a step time of its GPU."""
     run: Run
     setup: Setup
-    step_time: object
+    step_time: Linear | Parts
 
     def simulated(self, scale: float = 1.0, blocks: int | None = None, every_s: float | None = None) -> Simulation:
         s = self.setup
@@ -113,7 +113,7 @@ def explain(folder: Path | str, *, scale: float | None = None, **given) -> dict:
     case = _case(folder, *(given.get(name) for name in ("model", "gpu", "gpus", "blocks", "constants", "step_time")))
     s, scale = case.setup, _fitted(case) if scale is None else scale
     true, why = (s.blocks, "") if s.blocks_kind != "capacity" else (None, "the run does not say its blocks")
-    rows = []
+    rows: list[dict] = []
     for blocks, number in (("true", true), ("modelled", s.modelled_blocks)):
         for kind, factor in (("modelled", 1.0), ("fitted", scale)):
             if number is not None:
@@ -142,6 +142,8 @@ def _case(folder, model, gpu, gpus, blocks, constants, step_time) -> _Case:
             raise ValueError(f"the step time is of {step_time.device}, the run of {found.device}: a step time is not "
                              "carried to another device")
         return _Case(run, found, step_time)
+    if found.gpu is None:
+        raise ValueError(f"{found.device} is not in the catalogue: give its step time")
     of = chosen_rates(found.gpu.name, constants, nccl_only=found.nccl_only,
                       ranks=found.tp * (found.dp if found.lockstep else 1))
     stored = found.formats
@@ -180,7 +182,7 @@ def _fitted(case: _Case) -> float:
         near = min(max(near + step, -math.log(_WIDEST)), math.log(_WIDEST))
     minimize_scalar(misses, bounds=(near - _FIT_WIDTH, near + _FIT_WIDTH), method="bounded",
                     options=dict(maxiter=_FIT_STEPS, xatol=5e-4))
-    return math.exp(min(tried, key=tried.get))
+    return math.exp(min(tried, key=tried.__getitem__))
 
 
 def _statistics(times: dict[str, Sequence[float]], makespan: float) -> dict[str, float | None]:
@@ -196,20 +198,21 @@ def _statistics(times: dict[str, Sequence[float]], makespan: float) -> dict[str,
 
 def _errors(case: _Case, done: Simulation) -> tuple[dict, dict, dict, int]:
     """Errors, real and simulated statistics, over the requests that both finished; and how many those are."""
-    finished = {one.request.id: one for one in done.served if one.last_token_s is not None}
-    both = [(row, finished[row.id]) for row in case.run.requests if row.last_s is not None and row.id in finished]
+    finished = {one.request.id: (one, one.last_token_s) for one in done.served if one.last_token_s is not None}
+    both = [(row, row.first_s, row.last_s, *finished[row.id]) for row in case.run.requests
+            if row.first_s is not None and row.last_s is not None and row.id in finished]
     if not both:
         first = next((one.rejected for one in done.served if one.rejected), "")
         raise ValueError(f"the simulated engine finished none of the run's requests{': ' + first if first else ''}")
     start = min(row.arrived_s for row in case.run.requests)
-    real = dict(ttft=[row.first_s - row.arrived_s for row, _ in both],
-                e2e=[row.last_s - row.arrived_s for row, _ in both],
-                tpot=[(row.last_s - row.first_s) / (row.output_tokens - 1) for row, _ in both if row.output_tokens > 1])
-    ours = dict(ttft=[one.ttft_s for _, one in both], e2e=[one.e2e_s for _, one in both],
-                tpot=[one.tpot_s for _, one in both if one.tpot_s is not None])
-    real = _statistics(real, max(row.last_s for row, _ in both) - start)
-    ours = _statistics(ours, max(one.last_token_s for _, one in both) - start)
-    errors = {name: None if not real[name] or ours[name] is None else ours[name] / real[name] - 1 for name in real}
+    real = _statistics(dict(ttft=[first - row.arrived_s for row, first, *_ in both],
+                            e2e=[last - row.arrived_s for row, _, last, *_ in both],
+                            tpot=[(last - first) / (row.output_tokens - 1) for row, first, last, *_ in both
+                                  if row.output_tokens > 1]), max(last for _, _, last, *_ in both) - start)
+    ours = _statistics({name: [value for _, _, _, one, _ in both if (value := getattr(one, f"{name}_s")) is not None]
+                        for name in MEASURES}, max(ended for *_, ended in both) - start)
+    errors = {name: None if not there or (value := ours[name]) is None else value / there - 1
+              for name, there in real.items()}
     return errors, real, ours, len(both)
 
 

@@ -73,7 +73,7 @@ class Served:
     @property
     def tpot_s(self) -> float | None:
         """Time per output token after the first; None for a request of one token."""
-        if self.last_token_s is None or self.generated < 2:
+        if self.last_token_s is None or self.first_token_s is None or self.generated < 2:
             return None
         return (self.last_token_s - self.first_token_s) / (self.generated - 1)
 

@@ -77,7 +77,8 @@ class Scrape:
     @property
     def shown(self) -> str:
         """The address without what could be secret."""
-        host = f"[{self.url.hostname}]" if ":" in self.url.hostname else self.url.hostname
+        host = self.url.hostname or ""
+        host = f"[{host}]" if ":" in host else host
         return f"{self.url.scheme}://{host}{f':{self.url.port}' if self.url.port else ''}{self.url.path}"
 
     def snapshot(self, at_s: float | None = None) -> Snapshot:
@@ -125,7 +126,7 @@ class Scrape:
         url = self.url
         for _ in range(REDIRECTS + 1):
             made = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-            connection = made(url.hostname, url.port, timeout=self.timeout_s)
+            connection = made(url.hostname or "", url.port, timeout=self.timeout_s)
             headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity", "User-Agent": "kvlab"}
             if self.authorization:
                 headers["Authorization"] = self.authorization
@@ -199,7 +200,7 @@ def parse(text: str) -> list:
                 raise ValueError
             yield line
     try:
-        return list(text_fd_to_metric_families(lines()))
+        return list(text_fd_to_metric_families(lines()))    # type: ignore[arg-type]  # it only iterates over it
     except (ValueError, IndexError, KeyError, AssertionError):
         raise ValueError(f"line {number} of its answer is no metric") from None
 

@@ -96,7 +96,7 @@ def _vllm(case: Case) -> Finding:
     what = closest.failing[0]
     return Finding("unexplained", what, _logged(case, what), closest.predicted[what],
                    f"{_arithmetic(case, closest)}; no rule accounts for {what}"
-                   + (f" ({case.spec.approximate})" if case.spec.approximate else ""))
+                   + (f" ({case.spec.approximate})" if case.spec and case.spec.approximate else ""))
 
 
 def _meets(case: Case, found: Fit) -> Finding:
@@ -148,11 +148,12 @@ def _arithmetic_alone(case: Case) -> str:
     return ""
 
 
-def _logged(case: Case, column: str) -> float | int:
-    value = {"cpu_blocks": case.cpu_blocks, "gpu_blocks": case.blocks, "kv_tokens": case.tokens,
-             "max_concurrency": case.concurrency}[column]
+def _logged(case: Case, column: str) -> float | int | None:
     if column in ("cpu_blocks", "gpu_blocks"):
-        return value
+        return case.cpu_blocks if column == "cpu_blocks" else case.blocks
+    value = case.tokens if column == "kv_tokens" else case.concurrency
+    if value is None:
+        return None
     return int(value.value) if column == "kv_tokens" else value.value
 
 

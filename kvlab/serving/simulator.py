@@ -173,7 +173,7 @@ def simulate(requests: Iterable[Request], config: SchedulerConfig, *, num_blocks
         due = busy if lockstep else [engine]
         for one in due:
             if one.step is not None:
-                _end(one, engines, done, keep, on_step)
+                _end(one, one.step, engines, done, keep, on_step)
         _begin([one for one in due if one.scheduler.running or one.scheduler.waiting], engine.now, done, step_time)
     done.makespan_s = max(one.now for one in engines) - done.began_s if done.steps else 0.0
     ticks.last(done.began_s + done.makespan_s)
@@ -182,12 +182,11 @@ def simulate(requests: Iterable[Request], config: SchedulerConfig, *, num_blocks
 
 def _begin(due: list[_Replica], now: float, done: Simulation, step_time: StepTime) -> None:
     """The next step of an engine, or of several that go together; it will end at their `now`."""
-    tokens, seconds = 0, 0.0
+    batches, seconds = [], 0.0
     for engine in due:
-        _plan(engine, now, done)
-        tokens += engine.step.batch.tokens
-    for engine in due:
-        batch = engine.step.batch
+        batches.append(_plan(engine, now, done).batch)
+    tokens = sum(batch.tokens for batch in batches)
+    for batch in batches:
         if batch.sequences:                     # else the only one that was to run was preempted: no step to compute
             batch.peer_tokens = tokens - batch.tokens
             takes = step_time(batch)
@@ -200,14 +199,15 @@ def _begin(due: list[_Replica], now: float, done: Simulation, step_time: StepTim
         engine.began, engine.now = now, now + seconds
 
 
-def _plan(engine: _Replica, now: float, done: Simulation) -> None:
+def _plan(engine: _Replica, now: float, done: Simulation) -> Step:
     """The engine's step that begins now: planned now, or while the last one was computed; then the one after it."""
     scheduler = engine.scheduler
     before = (scheduler.preemptions, scheduler.queried_tokens, scheduler.cached_tokens)
-    engine.step, planned = engine.ahead or (scheduler.schedule(), now)
-    if not (engine.step.batch.sequences or engine.step.preempted):
+    step, planned = engine.ahead or (scheduler.schedule(), now)
+    engine.step = step
+    if not (step.batch.sequences or step.preempted):
         raise RuntimeError(f"{scheduler.waiting} requests wait, and an empty engine admits none: a bug in kvlab")
-    for live in engine.step.admitted:
+    for live in step.admitted:
         live.served.scheduled_s = planned
     engine.ahead = None
     if scheduler.config.async_scheduling:
@@ -217,12 +217,13 @@ def _plan(engine: _Replica, now: float, done: Simulation) -> None:
     done.preemptions += scheduler.preemptions - before[0]
     done.queried_tokens += scheduler.queried_tokens - before[1]
     done.cached_tokens += scheduler.cached_tokens - before[2]
+    return step
 
 
-def _end(engine: _Replica, engines: list[_Replica], done: Simulation, keep: Callable[[Served], None],
+def _end(engine: _Replica, step: Step, engines: list[_Replica], done: Simulation, keep: Callable[[Served], None],
          on_step: Callable[[StepRecord], None] | None) -> None:
     """The engine's step is over."""
-    scheduler, step, ended = engine.scheduler, engine.step, engine.now
+    scheduler, ended = engine.scheduler, engine.now
     engine.step = None
     done.generated_tokens += step.generated
     for live in step.first:

@@ -63,7 +63,7 @@ _PATTERNS: tuple[tuple[str, ...], ...] = (
     ("cpu_blocks", rf"blocks: \d+, # CPU blocks: {_N}"),
     ("max_concurrency", rf"Maximum concurrency for [\d,]+ tokens per request: {_G}x"),
 )
-_COMPILED = tuple((column, re.compile(pattern), *before) for column, pattern, *before in _PATTERNS)
+_COMPILED = tuple((column, re.compile(pattern), before) for column, pattern, *before in _PATTERNS)
 _HINT = re.compile(r"engine|args|weights|took|KV|kv_|max_seq|max model|concurrency|n_ctx|blocks|BlockManager|page_size|"
                    r"block|name|context_len|world_size|cache|utilization|loader: loaded|constructing", re.I)
 _START = re.compile(r"Initializing a(?:n| V[01])? LLM engine|server_args=|llama_model_loader: loaded|"
@@ -125,7 +125,7 @@ class _Log:
             self.pools.clear()                              # a log may hold several starts: the last one counts
             self.buffers.clear()
             self.buffer_lines.clear()
-        for column, pattern, *before in _COMPILED:
+        for column, pattern, before in _COMPILED:
             start = line.find(before[0]) if before else 0
             if start >= 0 and (found := pattern.search(line, start)):
                 self._put(column, found[1], at, line)

@@ -24,7 +24,7 @@ def fitted_linear(folder: Path | str, **given) -> Linear:
     found = setup(run, measured=True, **given)
     requests = [one.request for one in run.requests]
     real = {one.id: (one.first_s - one.arrived_s, one.last_s - one.arrived_s) for one in run.requests
-            if one.last_s is not None and one.last_s > one.arrived_s and one.first_s > one.arrived_s}
+            if one.first_s is not None and one.last_s is not None and min(one.first_s, one.last_s) > one.arrived_s}
     blank = Linear(*_START, 0.0, found.device, f"fitted to {run.path.name} itself, {len(real)} requests", "modelled")
 
     def model(logs) -> Linear:
@@ -36,7 +36,7 @@ def fitted_linear(folder: Path | str, **given) -> Linear:
                         step_time=model(logs), replicas=found.dp)
         total = 0.0
         for one in done.served:
-            if one.last_token_s is not None and one.request.id in real:
+            if one.ttft_s is not None and one.e2e_s is not None and one.request.id in real:
                 ttft, whole = real[one.request.id]
                 total += math.log(one.ttft_s / ttft) ** 2 + math.log(one.e2e_s / whole) ** 2
         return total

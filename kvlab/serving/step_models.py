@@ -72,11 +72,13 @@ def rates(gpu: str) -> Rates:
     if gpu == SHEET:
         return AT_SHEET
     own = _table().get(gpu, {})
-    values, lent = {}, []
+    values: dict[str, float] = {}
+    lent = []
     for name, _ in _COLUMNS.values():
-        values[name] = own.get(name)
-        if values[name] is None:
-            known = [other[name] for other in _table().values() if other[name] is not None]
+        if (mine := own.get(name)) is not None:
+            values[name] = mine
+        else:
+            known = [value for other in _table().values() if (value := other[name]) is not None]
             values[name] = prod(known) ** (1 / len(known))
             lent.append(name)
     row = next((row for row in rows("engine_rates.csv") if row["gpu"] == gpu), None)
@@ -88,7 +90,7 @@ def rates(gpu: str) -> Rates:
     fitted_on = tuple(row["fitted_on"].split(";")) if row else ()
     brief = f"data sheet and constants of runs of it with {', '.join(fitted_on)}" if row else (
         f"data sheet and constants of {others}, for want of a run on it")
-    return Rates(**values, fitted_on=fitted_on, source="; ".join(said), brief=brief)
+    return replace(AT_SHEET, **values, fitted_on=fitted_on, source="; ".join(said), brief=brief)
 
 
 def chosen_rates(gpu: str, constants: str | None = None, *, nccl_only: bool = False, ranks: int = 1) -> Rates:

@@ -31,9 +31,14 @@ class Batch:
 
 class StepTime(Protocol):
     """Seconds of a step on one device. kind: measured, modelled …; source: where the numbers come from."""
-    kind: str
-    device: str
-    source: str
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
 
     def __call__(self, batch: Batch) -> float: ...
 
@@ -147,6 +152,12 @@ class Linear:
         parts = (self.base_s, self.per_prefill_token_s, self.per_decode_seq_s, self.per_kv_token_s)
         if not (all(part >= 0 for part in parts) and 0 < sum(parts) < float("inf")):
             raise ValueError(f"the four times {parts} must be at least 0, and one of them above it")
+
+    def scaled(self, scale: float, source: str) -> Linear:
+        """The same model times a factor that was fitted; source says on what."""
+        return replace(self, base_s=self.base_s * scale, per_prefill_token_s=self.per_prefill_token_s * scale,
+                       per_decode_seq_s=self.per_decode_seq_s * scale, per_kv_token_s=self.per_kv_token_s * scale,
+                       source=f"{self.source}; {source}")
 
     def __call__(self, batch: Batch) -> float:
         return (self.base_s + self.per_prefill_token_s * batch.prefill_tokens

@@ -94,7 +94,8 @@ def write_trace(path: Path | str, requests: Iterable[Request]) -> int:
 
 def _timed(trace: Trace, source, format: Format, columns, bad: str, remembered: int | None):
     """(line number, time, fields of a request) of every good line."""
-    recent, seen = deque(maxlen=remembered), set()
+    recent: deque[str] = deque(maxlen=remembered)
+    seen: set[str] = set()
     for number, text, complete in source:
         try:
             if isinstance(text, BadLine):
@@ -140,7 +141,7 @@ def _in_order(path: Path, timed):
 
 
 def _sorted(path: Path, timed):
-    held = []
+    held: list[tuple[float, dict]] = []
     for _, time, given in timed:
         if len(held) == MOST_SORTED:
             raise ValueError(f"{path} has more than the {MOST_SORTED:,} requests that kvlab sorts in memory; sort the "

@@ -105,8 +105,8 @@ def readings(window: Window, last: Window) -> Iterator[Reading]:
         if measure.type != "histogram":
             method = "sensor" if measure.type == "gauge" else "counter"
             yield reading(name, newest.value(name), measure.unit, [name], method, None, "")
-    for name, (measure, unit) in RATES.items():
-        yield reading(name, last.rate(measure), unit, [measure], "derived", last.over_s, "a rate needs a second scrape")
+    for name, (counted, unit) in RATES.items():
+        yield reading(name, last.rate(counted), unit, [counted], "derived", last.over_s, "a rate needs a second scrape")
     for name, (part, whole) in RATIOS.items():
         why = "a ratio needs a second scrape" if window.over_s == 0 else f"no {MEASURES[whole].meaning} in the window"
         yield reading(name, window.ratio(part, whole), "ratio", [part, whole], "derived", window.over_s, why)

@@ -121,7 +121,8 @@ def _value(text: str) -> int | float | Quantiles:
     """A parameter of data/workloads.csv: a number, or percentiles as 0:3 1:17 … 100:7437."""
     if ":" not in text:
         return int(text) if text.isdigit() else float(text)
-    return Quantiles(tuple(tuple(map(float, point.split(":"))) for point in text.split()))
+    points = (point.partition(":") for point in text.split())
+    return Quantiles(tuple((float(percent), float(value)) for percent, _, value in points))
 
 
 def synthetic(workload: str | Workload, count: int, rate: float | None = None, seed: int = 0) -> Iterator[Request]:
@@ -187,7 +188,7 @@ class _Pieces:
         chance, *of_links = rng.spawn(4)
         self.chances = _stream(lambda count: chance.random((count, 3)))
         self.links = zip(*(_stream(partial(one.draw, rng)) for one, rng in
-                           zip((w.lag, w.kept, w.added), of_links, strict=True)), strict=True) if w.follow else None
+                           zip((w.lag, w.kept, w.added), of_links, strict=True) if one), strict=True)
         self.times: list[float] = []                        # of the open prompts, in order of arrival
         self.open: list[tuple[int, ...]] = []
         self.forgotten = 0.0                                # until then nothing is open any more

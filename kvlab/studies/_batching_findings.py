@@ -17,10 +17,10 @@ FLAT = 0.02                     # a change of throughput below this is none
 
 
 def findings(table: pd.DataFrame) -> list[Finding]:
-    """Static batches, policies, starvation, the token budget, max_num_seqs, what relieves memory."""
+    """Static batches, policies, starvation, the token budget, max_num_seqs, what relieves memory, preempted answers."""
     found = []
     for question, says in (("static", _static), ("policy", _policies), ("starvation", _starvation),
-                           ("budget", _budget), ("max_num_seqs", _seqs), ("lever", _levers)):
+                           ("budget", _budget), ("max_num_seqs", _seqs), ("lever", _levers), ("preempted", _preempted)):
         rows = asked(table, question)
         found += [] if rows.empty else says(rows)
     return found or [Finding("none", "no finding: the run holds no reading of this study", None, "ratio", None, None,
@@ -136,8 +136,8 @@ def _seqs(rows) -> Iterator[Finding]:
     preempting = ratio[ratio["value"] > ONSET]
     onset = f"begin at {preempting['x'].iloc[0]:.0%}" if len(preempting) else "do not begin up to the largest"
     best = sweep.loc[sweep["value"].idxmax()]
-    yield _finding("max_num_seqs", f"Over max_num_seqs, as a share of the requests that the blocks bear at full "
-                   f"length, preemptions (more than {ONSET:.0%} of requests) {onset}, and tokens/s are highest at "
+    yield _finding("max_num_seqs", f"Over max_num_seqs, as a share of the requests of mean length that the blocks "
+                   f"bear, preemptions (more than {ONSET:.0%} of requests) {onset}, and tokens/s are highest at "
                    f"{best['x']:.0%}.", best)
     if eighty is not None and full is not None:
         lost = (f"costs more than {FLAT:.0%} of the throughput" if eighty["high"] < 1 - FLAT else
@@ -164,3 +164,14 @@ def _levers(rows) -> Iterator[Finding]:
         yield _finding(f"lever: {label}", f"{label[0].upper()}{label[1:]}: preemptions per request from "
                        f"{base['value']:.2f} to {ratio['value']:.2f}, tokens/s {times(rate)}, p99 end to end "
                        f"{times(tail)}{', at the price of ' + ' and '.join(price) if price else ''}.", ratio)
+
+
+def _preempted(rows) -> Iterator[Finding]:
+    same, complete, times_out = (value_of(rows, metric) for metric in (
+        "same_answer_share", "complete_share", "preemptions"))
+    if same is None or complete is None or times_out is None:
+        return
+    yield _finding("preempted answers", f"Measured on {same['model']}: {same['n']:.0f} requests in a pool too small for "
+                   f"all of them were preempted {times_out['value']:.0f} times; {complete['value']:.0%} of their answers "
+                   f"are complete, and {same['value']:.0%} [{same['low']:.0%}, {same['high']:.0%}] the same, token by "
+                   "token, as with room for all.", same)

@@ -34,7 +34,8 @@ studies = Registry("study", "kvlab.studies")
 
 class Case(Protocol):
     """What is committed, resumed and mapped as a whole."""
-    comparison_id: str
+    @property
+    def comparison_id(self) -> str: ...
 
     def columns(self) -> dict: ...
 

@@ -2,29 +2,32 @@
 
 Tests the article's claims about batching: that static batches waste the GPU, that short requests should go first
 (threshold 512, weight 2.0), that 65,536 tokens is a budget to set, that max_num_seqs belongs at 80 % of what memory
-bears, and that preemptions call for more memory or a shorter max_model_len. Everything is simulated: the scheduler
-steps as vLLM's does, over real blocks, and each step takes the time of a model that was fitted to one real engine.
+bears, and that preemptions call for more memory or a shorter max_model_len. All but one case is simulated: the
+scheduler steps as vLLM's does, over real blocks, and each step takes the time of a model that was fitted to one real
+engine. Whether preempted requests are cut short is measured on a small real model.
 """
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kvlab.studies import _batching_spans, _serving
+from kvlab.studies import _batching_preempted, _batching_spans, _serving
 from kvlab.studies._batching_findings import findings
+from kvlab.studies._batching_preempted import Preempted
 from kvlab.studies._batching_spans import Spans
 from kvlab.studies._run import Case
 from kvlab.studies._serving import BLOCKS, Load, Serving, capacity_of
 
 __all__ = ["METRICS", "SIZES", "cases", "findings", "run"]
 SIZES = ("smoke", "small", "large")
-METRICS = {**_serving.METRICS, **_batching_spans.METRICS}
+METRICS = {**_serving.METRICS, **_batching_spans.METRICS, **_batching_preempted.METRICS}
 WORKLOAD, RECORDED = "azure_2023_conv", "sharegpt_300"          # the second: what the recorded engine was sent
 # arrivals as a share of what the engine can serve: some queue, and far too many
 RATES = (0.25, 0.5, 0.75, 0.9, 1.1, 1.5)
 BUSY, FLOODED, SUSTAINED = 0.9, 1.5, 1.2
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384, 65536)
-SEQS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 4.0)           # max_num_seqs as a share of what the blocks bear
+# max_num_seqs as a share of the requests of mean length that the blocks bear
+SEQS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 4.0)
 STRICT = (("policy", "short_first"),)
 POLICIES = {
     "fcfs": (), "short first": STRICT, "short first, aging 30 s": (*STRICT, ("aging_s", 30.0)),
@@ -39,13 +42,14 @@ AGING = ("aging_s", 10.0)
 STARVING = {"fcfs": (), "short first": STRICT, "short first, aging 10 s": (*STRICT, AGING),
             "shortest prefill": POLICIES["shortest prefill"],
             "shortest prefill, aging 10 s": (*POLICIES["shortest prefill"], AGING)}     # the baseline: without the last
+FEW = dict(requests=3, prompt_tokens=8, longer=2, new_tokens=6, block_size=4, num_blocks=11)
 LEVERS = {"25 % more blocks": dict(num_blocks=BLOCKS * 5 // 4), "max_num_seqs 80 %": dict(seqs=0.8),
           "max_model_len 2,048": dict(max_model_len=2048), "watermark 5 %": dict(watermark=0.05),
           "worst case set aside": dict(admission="worst_case")}
 
 
 def cases(size: str, *, device: str = "cpu", variants=None, model: str | None = None) -> Iterator[Case]:
-    """Static against continuous over rates, policies, starvation, token budgets, max_num_seqs, what relieves memory."""
+    """Static against continuous, policies, starvation, budgets, max_num_seqs, what relieves memory, what is preempted."""
     if variants or model:
         raise ValueError("batching simulates one recorded engine: it takes neither --variants nor --model; "
                          "`kvlab simulate MODEL --gpu …` serves any other")
@@ -82,8 +86,9 @@ def cases(size: str, *, device: str = "cpu", variants=None, model: str | None = 
         yield case("lever", label, FLOODED, config, num_blocks=change.get("num_blocks", BLOCKS), baseline=())
     for label in ("fcfs", "short first", "fcfs, worst case set aside"):
         yield Spans(label, POLICIES[label])
+    yield Preempted(**FEW) if size == "smoke" else Preempted()
 
 
-def run(case: Serving | Spans, *, artifacts=None, watch=None) -> list[dict]:
-    """Simulate the case, for each of its seeds."""
+def run(case: Serving | Spans | Preempted, *, artifacts=None, watch=None) -> list[dict]:
+    """Simulate the case, for each of its seeds; a small real model answers the preempted requests."""
     return case.rows()

@@ -45,6 +45,8 @@ def command(asked: Annotated[list[str] | None, typer.Argument(metavar="[show] [I
     given = runs_of(results or ())
     if run:
         needed = {study: None for claim in claims for study in claim.studies if study not in given}
+        if not needed:
+            print("kvlab: nothing was run: these claims rest on no study besides those of --results", file=sys.stderr)
         given |= _fresh(list(needed), size, out)
     rows = [as_row(one) for one in ledger(Results(given), ids=[claim.id for claim in claims])]
     if html is not None:

@@ -1,6 +1,8 @@
-"""kvlab figure: draw a figure from stored rows, with the CSV of exactly what it shows."""
+"""kvlab figure: draw figures from stored rows, with the CSV of exactly what they show."""
 from __future__ import annotations
 
+import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -9,11 +11,35 @@ import typer
 from kvlab.verbs._options import results
 
 
-def command(name: Annotated[str, typer.Argument(help="A name from `kvlab ls figures`.")],
+def command(name: Annotated[str, typer.Argument(help="A name from `kvlab ls figures`.")] = "",
             run: Annotated[str | None, typer.Option(help="Run directory, id or file; default: shipped rows.")] = None,
-            out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("."),
-            formats: Annotated[str, typer.Option("--format", help="Of png, pdf, svg.")] = "png,pdf") -> None:
-    """Draw a figure from stored rows, and write the CSV of exactly what it shows."""
-    from kvlab.figures import save
-    for path in save(name, results(run), out, tuple(f.strip() for f in formats.split(","))):
-        print(path)
+            out: Annotated[Path | None, typer.Option(help="Folder to write to; default: here, with --all "
+                                                          "gallery.")] = None,
+            formats: Annotated[str, typer.Option("--format", help="Of png, pdf, svg, pgf (needs LaTeX).")] = "png,pdf",
+            every: Annotated[bool, typer.Option("--all", help="Every figure from shipped rows, with an "
+                                                    "index.html.")] = False,
+            venue: Annotated[str | None, typer.Option(help="Widths and fonts of neurips, icml, iclr, acl, ieee, acm or "
+                                                           "slides, and the caption beside the picture.")] = None,
+            columns: Annotated[int, typer.Option(help="Columns of the venue's page that it spans.")] = 1,
+            anonymous: Annotated[bool, typer.Option("--anonymous", help="For blind review: without run ids, paths and "
+                                                    "names.")] = False,
+            lang: Annotated[str, typer.Option(help="en, or zh for labels in Chinese.")] = "en") -> None:
+    """Draw a figure, or all, from stored rows, and write the CSV of exactly what it shows."""
+    if bool(name) == every:
+        raise ValueError(f"give {'either ' if name else ''}the NAME of a figure (kvlab ls figures) or --all"
+                         + (f", not both: {name} and --all" if name else ""))
+    if every and run is not None:
+        raise ValueError("--all draws from the rows that kvlab ships; leave --run out, or draw the figures of a run "
+                         f"with kvlab report {run}")
+    wanted = tuple(dict.fromkeys(one.strip() for one in formats.split(",") if one.strip()))
+    page = dict(venue=venue, columns=columns, anonymous=anonymous, lang=lang)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *where: print(f"kvlab: {message}", file=sys.stderr)
+        if every:
+            from kvlab.figures._gallery import write_all
+            paths = write_all(out or Path("gallery"), wanted, **page)
+        else:
+            from kvlab.figures import save
+            paths = save(name, results(run), out or Path("."), wanted, **page)
+        for path in paths:
+            print(path)

@@ -87,12 +87,5 @@ def test_busy_sms_are_taken_from_a_run_that_watched_a_gpu(monkeypatch):
     rows = results.rows
     monkeypatch.setattr(results, "rows", lambda study: table if study == "counters" else rows(study))
     assert evidence("C06", results)["sm_busy"].value == 0.8
-    assert judged(CLAIMS["C06"], CLAIMS["C06"].evidence(results)).verdict.word == "conditional"
-
-
-def test_measured_calls_are_the_ones_nearest_to_their_ceilings():
-    found, table = evidence("C07"), Results().rows("kernels")
-    for name, phase, metric in (("decode_reads", "decode", "bandwidth_share"),
-                                ("prefill_flops", "prefill", "flops_share")):
-        values = table[(table["metric"] == metric) & (table["phase"] == phase)]["value"]
-        assert found[name].value == values.max() and found[name].low < found[name].value < found[name].high
+    verdict = judged(CLAIMS["C06"], CLAIMS["C06"].evidence(results)).verdict
+    assert verdict.word == "supported" and "SMs had work for 80% of the time" in verdict.because.en

@@ -59,11 +59,11 @@ def test_the_census_counts_grouped_models_with_long_contexts_and_leaves_the_rest
 def test_longer_contexts_decide_once_there_are_any(results):
     assert judged(CLAIMS["C24"], CLAIMS["C24"].evidence(results)).verdict.word == "untestable here"
     made = longer(results)
-    steps, safer = evidence(made, "C24")["beyond"], evidence(made, "C25")["beyond"]
+    steps, safer = evidence(made, "C24")["beyond"], evidence(made, "C25")["more"]
     assert steps.value == pytest.approx(evidence(results, "C24")["narrow_longer"].value)
     gaps = evidence(results, "C25")
     assert safer.value == pytest.approx(gaps["longer"].value - gaps["short"].value) and safer.n == 5
-    assert group_ratio._beyond(longer(results, 8192), 16, 32, against_short=False).kind == "missing"
+    assert group_ratio._beyond(longer(results, 8192), "beyond", 16, 32).kind == "missing"
 
 
 @pytest.mark.parametrize("name", ["--num-kv-heads", "num_key_value_heads", "n_head_kv", "group_ratio", "--gqa"])

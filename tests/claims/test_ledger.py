@@ -73,7 +73,7 @@ def test_other_evidence_gives_another_verdict(name, shipped):
         got = judged(one.claim, changed(one.evidence, changes)).verdict
         assert got.word == word, (changes, got)
         words.add(word)
-    assert words - {one.verdict.word}, "no flip changes the shipped verdict"
+    assert words - {one.verdict.word, "untestable here"}, "no number, only a missing one, changes the shipped verdict"
 
 
 @pytest.mark.parametrize("name", claims())

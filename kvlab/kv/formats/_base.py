@@ -42,10 +42,14 @@ class Codec(ABC):
     fp16, in one tail per sequence outside the blocks.
     """
     name: str
-    about: str
     static = False
     sizes_only = False
     residual = 0
+
+    @property
+    @abstractmethod
+    def about(self) -> str:
+        """The codec in one line."""
 
     @abstractmethod
     def components(self, head_dim: int) -> tuple[Component, ...]:

@@ -14,8 +14,9 @@ def kv_format(name: str) -> KVFormat | None:
     k, plus, v = (_BITS[short[1]], "+", _BITS[short[2]]) if short else name.partition("+")
     if not plus or "+" in v:
         return None
-    sides = [next(filter(None, (families[family].kv_format(one) for family in families if family != "apart")), None)
-             for one in (k, v)]
-    if None in sides:
-        return None
-    return KVFormat(name, sides[0].k, sides[1].v)
+    of_k, of_v = _side(k), _side(v)
+    return KVFormat(name, of_k.k, of_v.v) if of_k and of_v else None
+
+
+def _side(name: str) -> KVFormat | None:
+    return next(filter(None, (families[family].kv_format(name) for family in families if family != "apart")), None)

@@ -27,7 +27,8 @@ def kv_format(name: str) -> KVFormat | None:
             raise ValueError(f"{name}: KIVI encodes its residual in whole groups; r{residual} must be a multiple of "
                              f"g{group}")
         k, v = (codec(f"{kind}/{axis}/g{group}", kind, _CODES[kind]) for axis in ("channel", "token"))
-        return KVFormat(name, replace(k, residual=residual, flushed=residual > 0), replace(v, residual=residual))
+        if k and v:
+            return KVFormat(name, replace(k, residual=residual, flushed=residual > 0), replace(v, residual=residual))
     for prefix, code in _CODES.items():
         found = codec(name, prefix, code)
         if found:
