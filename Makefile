@@ -22,8 +22,9 @@ test: lint  ## lint and tests, in two processes
 coverage: venv  ## the tests again, with the lines that none of them runs: fails below 90 % (takes twice the time)
 	.venv/bin/python -m pytest -n 2 --dist loadfile --cov=kvlab --cov-report=term-missing:skip-covered
 
-lint: venv  ## ruff
+lint: venv  ## ruff, and mypy on what users import
 	.venv/bin/ruff check
+	.venv/bin/mypy
 
 check-all: export KVLAB_CHECK_ALL = 1
 check-all: lint coverage bench  ## everything: lint, tests (compiled kernels in full), coverage, benchmark gates
@@ -39,5 +40,5 @@ bench: venv  ## the benchmark gates: a printed table and profiles/bench/bench.js
 	.venv/bin/python -m kvlab.bench
 
 clean:  ## remove .venv, caches and build output; runs in profiles/ stay
-	rm -rf .venv dist build .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
+	rm -rf .venv dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -60,7 +60,7 @@ def write_page(rows: list[dict], path: Path, lang: str = "en", *,
     return path
 
 
-def _page(rows: list[dict], lang: str, runs: Mapping[str, Path]) -> str:
+def _page(rows: list[dict], lang: str, runs: Mapping[str, Path | None]) -> str:
     figures = {name: _pictures(name, runs) for name in dict.fromkeys(row["figure"] for row in rows) if name}
     checks = {one: " checked" if one == checked(lang) else "" for one in LANGUAGES}
     switch = "".join(f'<input type="radio" name="lang" id="{one}"{checks[one]}>' for one in LANGUAGES)
@@ -142,7 +142,7 @@ class _Writer:
         again = " ".join(f"<code>{escape(command)}</code>" for command in row["commands"])
         name = row["figure"]
         drawn = f' <a href="#figure-{name}">{self.span(MORE)} {name}</a>' if figures.get(name) else ""
-        yield f"<p>{self.span(AGAIN)}: {again}{drawn}</p></article>"
+        yield f"<p>{self.span(AGAIN)}: {again}{drawn}</p></article>" if again or drawn else "</article>"
 
     def evidence(self, one: dict) -> str:
         """A line of a table: what the number is and whose, the number, n and kind."""

@@ -15,13 +15,20 @@ import typer
 
 from kvlab.registry import Registry
 from kvlab.units import display
+from kvlab.verbs._complete import names, words
+from kvlab.verbs._help import COLUMNS, Verbs, verb
 from kvlab.verbs._options import results
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-                  help="A laboratory for the KV cache: every number with where it came from.")
+app = typer.Typer(cls=Verbs, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+                  context_settings=COLUMNS,
+                  help="A laboratory for the KV cache: every number with where it came from.",
+                  epilog="Help of a verb, with examples: kvlab VERB --help")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Also = Annotated[list[str] | None, typer.Option("--also", metavar="PROBE", help="A further probe of `kvlab ls probes`, "
-                                                "such as ncu or callgrind; may be given several times.")]
+Also = Annotated[list[str] | None, typer.Option("--also", metavar="PROBE", autocompletion=names("probes"),
+                                                help="A further probe of `kvlab ls probes`, such as ncu or "
+                                                     "callgrind; "
+                                                "may be given several times.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=words("cpu", "cuda"))]
 Tune = Annotated[bool, typer.Option(" /--no-tune", show_default=False, help="Keep a kernel's default configuration: "
                                     "choose none by measuring.")]
 
@@ -57,14 +64,18 @@ def _print_json(data) -> None:
     print(json.dumps(data, indent=2, ensure_ascii=False))
 
 
-@app.command()
-def size(model: Annotated[str, typer.Argument(help="A name from `kvlab ls models`, a config.json or its folder, a "
+@app.command(cls=verb("kvlab size Qwen/Qwen2-72B --kv-len 32768 --batch 16 --tp 8",
+                      "kvlab size meta-llama/Llama-3.1-8B --kv-len 131072 --kv-format fp8_e4m3 --json"))
+def size(model: Annotated[str, typer.Argument(autocompletion=names("models"),
+                                              help="A name from `kvlab ls models`, a config.json or its folder, a "
                                                   ".gguf file, or an id in the local Hugging Face cache.")],
          kv_len: Annotated[int, typer.Option(help="Cached tokens per sequence.")],
          batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
-         kv_format: Annotated[str, typer.Option(help="A name from `kvlab ls formats`.")] = "bf16",
-         tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.")] = 1,
-         download: Annotated[bool, typer.Option("--download", help="Fetch the config.json (nothing else) of an id that "
+         kv_format: Annotated[str, typer.Option(help="A name from `kvlab ls formats`.",
+                                                autocompletion=names("formats"))] = "bf16",
+         tp: Annotated[int, typer.Option(help="Tensor-parallel ranks; bytes are also said of one.")] = 1,
+         download: Annotated[bool, typer.Option("--download",
+                                                help="Fetch the config.json (nothing else) of an id that "
                                                 "is not here.")] = False, as_json: Json = False) -> None:
     """Exact bytes of a model's KV cache, layer kind by layer kind."""
     from kvlab.catalog.models import models
@@ -82,11 +93,12 @@ def size(model: Annotated[str, typer.Argument(help="A name from `kvlab ls models
     print_size(spec, found)
 
 
-@app.command()
-def ls(what: Annotated[str, typer.Argument(help="models, gpus, engines, variants, formats, probes, studies, "
-                                                "figures, metrics, texts")] = "",
+@app.command(cls=verb("kvlab ls models", "kvlab ls variants --json"))
+def ls(what: Annotated[str, typer.Argument(autocompletion=names("lists"),
+                                           help="models, gpus, engines, variants, formats, probes, studies, "
+                                                "figures, metrics, texts.")] = "",
        as_json: Json = False) -> None:
-    """List what kvlab knows; variants and probes with why they cannot run here."""
+    """List what kvlab knows, and why a variant or a probe cannot run here."""
     from kvlab.listing import LISTS
     from kvlab.registry import no_such
     from kvlab.show import print_list
@@ -100,32 +112,44 @@ def ls(what: Annotated[str, typer.Argument(help="models, gpus, engines, variants
     print_list(rows)
 
 
-@app.command()
-def measure(variant: Annotated[str, typer.Option(help="A name, or path/to/file.py:Class.")],
+@app.command(cls=verb("kvlab measure --variant sdpa --kv-len 4096",
+                      "kvlab measure --variant paged --kv-len 4096 --batch 16 --kv-format int8/token --json",
+                      Shape="kv_len q_len batch q_heads kv_heads head_dim window shared_prefix latent",
+                      Cache="kv_format block_size page_order",
+                      How_it_is_run="variant device dtype threads seed data tune also", Output="trace as_json help"))
+def measure(variant: Annotated[str, typer.Option(autocompletion=names("variants"), help="A name from `kvlab ls "
+                                                 "variants`, or path/to/file.py:Class.")],
             kv_len: Annotated[int, typer.Option(help="Cached tokens per sequence, new ones included.")],
             q_heads: Annotated[int, typer.Option(help="Query heads.")] = 32,
             kv_heads: Annotated[int, typer.Option(help="KV heads; a divisor of the query heads.")] = 8,
-            head_dim: Annotated[int, typer.Option()] = 128,
+            head_dim: Annotated[int, typer.Option(help="Elements of a head of K and V.")] = 128,
             batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
             q_len: Annotated[int, typer.Option(help="New tokens per sequence; 1 = decode.")] = 1,
             window: Annotated[int | None, typer.Option(help="Sliding window in tokens.")] = None,
-            shared_prefix: Annotated[int, typer.Option(help="Leading tokens that all sequences have in common, stored "
+            shared_prefix: Annotated[int, typer.Option(
+                                                       help="Leading tokens that all sequences have in common, "
+                                                            "stored "
                                                             "once; a multiple of the block size.")] = 0,
             latent: Annotated[int | None, typer.Option(help="Absorbed MLA: V is the first so many channels of K; "
                                                             "needs --kv-heads 1.")] = None,
-            kv_format: Annotated[str | None, typer.Option(help="Default: the trial's dtype.")] = None,
+            kv_format: Annotated[str | None, typer.Option(autocompletion=names("formats"), help="A name from `kvlab "
+                                                          "ls formats`; default: the dtype.")] = None,
             block_size: Annotated[int | None, typer.Option(help="Tokens per block; default: the variant's.")] = None,
-            page_order: Annotated[str | None, typer.Option(help="in_order or random; default: the variant's.")] = None,
-            dtype: Annotated[str | None, typer.Option(help="fp32 (cpu's default), bf16 (cuda's) or fp16.")] = None,
-            device: Annotated[str, typer.Option()] = "cpu",
-            threads: Annotated[int, typer.Option()] = 1,
-            seed: Annotated[int, typer.Option()] = 0,
+            page_order: Annotated[str | None, typer.Option(autocompletion=words("in_order", "random"),
+                                                           help="in_order "
+                                                           "or random; default: the variant's.")] = None,
+            dtype: Annotated[str | None, typer.Option(autocompletion=words("fp32", "bf16", "fp16"),
+                                                      help="Of q and the "
+                                                      "output: fp32 (cpu's default), bf16 (cuda's) or fp16.")] = None,
+            device: Device = "cpu",
+            threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
+            seed: Annotated[int, typer.Option(help="Of the random tensors.")] = 0,
             data: Annotated[str, typer.Option(help="gaussian, outlier, or the path (or file:SHA256) of tensors that "
                                                    "kvlab.capture wrote.")] = "gaussian",
             trace: Annotated[Path | None, typer.Option(help="Folder for an operator trace, by torch's profiler in a "
                                                             "pass of its own.")] = None,
             tune: Tune = True, also: Also = None, as_json: Json = False) -> int:
-    """Measure one attention call under every probe: one row, each number with its kind."""
+    """Measure one attention call under every probe: each number with its kind."""
     from kvlab.attention import Comparison, trial
     from kvlab.shapes import AttentionShape, Workload
     from kvlab.studies._run import Job, untuned
@@ -200,19 +224,32 @@ def _exit_code(rows) -> int:
     return 1 if any(row["status"] in ("failed", "oom") for row in rows) else 0
 
 
-@app.command()
-def run(study: Annotated[str, typer.Argument(help="A name from `kvlab ls studies`.")],
-        size: Annotated[str | None, typer.Option(help="smoke, small (default) or large.")] = None,
-        device: Annotated[str | None, typer.Option(help="cpu (default) or cuda.")] = None,
+@app.command(cls=verb("kvlab run memory_wall --size small", "kvlab run kernels --device cuda --variants sdpa,paged",
+                      "kvlab run memory_wall --resume RUN"))
+def run(study: Annotated[str, typer.Argument(
+                                             help="A name from `kvlab ls studies`.",
+                                                  autocompletion=names("studies"))],
+        size: Annotated[str | None, typer.Option(autocompletion=words("smoke", "small", "large"), help="smoke, "
+                                                 "small (default) or large.")] = None,
+        device: Annotated[str | None, typer.Option(autocompletion=words("cpu", "cuda"), help="cpu (default) or "
+                                                   "cuda.")] = None,
         out: Annotated[Path, typer.Option(help="Parent of <study>/<UTC>-<id>.")] = Path("profiles"),
         resume: Annotated[str | None, typer.Option(help="A run (directory or id) to complete.")] = None,
-        variants: Annotated[str | None, typer.Option(help="Comma-separated names or file.py:Class.")] = None,
-        model: Annotated[str | None, typer.Option(help="A model of `kvlab ls models`.")] = None,
+        variants: Annotated[str | None, typer.Option(autocompletion=names("variants"),
+                                                     help="Comma-separated names of "
+                                                     "`kvlab ls variants`, or file.py:Class.")] = None,
+        model: Annotated[str | None, typer.Option(autocompletion=names("models"),
+                                                  help="For studies of a model: a name "
+                                                  "from `kvlab ls models`.")] = None,
         trace: Annotated[bool, typer.Option("--trace", help="Also trace each trial's operators, by torch's profiler "
                                                             "in a pass of its own.")] = False,
         tune: Tune = True, also: Also = None,
-        lang: Annotated[str, typer.Option(help="en, or zh for findings and figures in Chinese.")] = "en") -> int:
-    """Run a study; prints its findings, draws its figures, and ends with the run directory."""
+        lang: Annotated[str, typer.Option(autocompletion=words("en", "zh"), help="en, or zh for findings and figures "
+                                          "in Chinese.")] = "en") -> int:
+    """Run a study: measure its cases, print its findings, draw its figures.
+
+    The last line is the run's directory.
+    """
     from kvlab.lang import Text, checked
     from kvlab.record.store import find_run
     from kvlab.show import print_failures, print_findings
@@ -254,7 +291,7 @@ def _draw_all(study: str, path: Path, lang: str) -> None:
                     print(f"kvlab: no figure {name}: {error}", file=sys.stderr)
 
 
-@app.command()
+@app.command(cls=verb("kvlab report RUN", "kvlab report RUN --out report.html"))
 def report(run: Annotated[str, typer.Argument(help="A run directory or id.")],
            out: Annotated[Path | None, typer.Option(help="Default: report.html in the run.")] = None) -> None:
     """Write one self-contained HTML page about a run."""
@@ -262,10 +299,11 @@ def report(run: Annotated[str, typer.Argument(help="A run directory or id.")],
     print(write_report(results(run), out))
 
 
-@app.command()
-def check(variant: Annotated[str, typer.Argument(help="path/to/file.py:Class, or a name from `kvlab ls variants`.")],
-          device: Annotated[str, typer.Option()] = "cpu", as_json: Json = False) -> int:
-    """Judge a variant by the fp64 oracle over shapes, lengths, formats and layouts."""
+@app.command(cls=verb("kvlab check sdpa", "kvlab check mine.py:Mine --device cuda"))
+def check(variant: Annotated[str, typer.Argument(autocompletion=names("variants"),
+                                                 help="path/to/file.py:Class, or a name from `kvlab ls variants`.")],
+          device: Device = "cpu", as_json: Json = False) -> int:
+    """Judge a variant against an fp64 oracle over shapes, lengths, formats and layouts."""
     from tqdm.auto import tqdm
 
     from kvlab.attention import VariantRef
@@ -294,7 +332,8 @@ def check(variant: Annotated[str, typer.Argument(help="path/to/file.py:Class, or
     return 0 if counts["ok"] and not counts["failed"] and not counts["oom"] else 1
 
 
-@app.command()
+@app.command(cls=verb("kvlab compare sdpa naive",
+                      "kvlab compare RUN_A RUN_B --metric latency_s --by variant,kv_len"))
 def compare(a: Annotated[str, typer.Argument(help="A run (directory, id, study for its newest), a file of results, "
                                                   "kvlab's or of aiperf, guidellm, vllm bench serve, or a variant.")],
             b: Annotated[str, typer.Argument(help="Of the same sort: what is compared with A.")],
@@ -306,7 +345,7 @@ def compare(a: Annotated[str, typer.Argument(help="A run (directory, id, study f
                           ] = None,
             margin: Annotated[float, typer.Option(help="SAME: the whole interval is within this share of 1.")] = 0.05,
             as_json: Json = False) -> None:
-    """Say case by case whether B is FASTER, SLOWER, the SAME or AMBIGUOUS against A, with intervals."""
+    """Say case by case whether B is FASTER, SLOWER, the SAME or AMBIGUOUS against A."""
     from kvlab.comparing import as_json as plain
     from kvlab.comparing import compare as compare_sides
     from kvlab.comparing import default_metrics, print_comparison
@@ -319,11 +358,12 @@ def compare(a: Annotated[str, typer.Argument(help="A run (directory, id, study f
         print_comparison(table, briefly=table is not found[-1])
 
 
-@app.command()
+@app.command(cls=verb("kvlab score smollm2-135m --text pydoc:execmodel --kv-format int8/token,int4/token/g32"))
 def score(model: Annotated[str, typer.Argument(help="smollm2-135m, a .gguf file, a folder with config.json and "
                                                     "safetensors, or an id in the local Hugging Face cache.")],
           text: Annotated[str, typer.Option(help="A name from `kvlab ls texts`, such as file:PATH.")],
-          kv_format: Annotated[str, typer.Option(help="Comma-separated names from `kvlab ls formats`.")] = "fp8_e4m3",
+          kv_format: Annotated[str, typer.Option(autocompletion=names("formats"), help="Comma-separated names from "
+                                                 "`kvlab ls formats`.")] = "fp8_e4m3",
           window: Annotated[int, typer.Option(help="Tokens that are scored together, from an empty cache.")] = 512,
           count: Annotated[int, typer.Option(help="Windows, one behind the other.")] = 2,
           start: Annotated[int, typer.Option(help="First token of the first window.")] = 0,
@@ -331,7 +371,7 @@ def score(model: Annotated[str, typer.Argument(help="smollm2-135m, a .gguf file,
                                                                "scales.")] = None,
           margin: Annotated[float, typer.Option(help="Relative loss of perplexity that counts as none.")] = 0.001,
           as_json: Json = False) -> None:
-    """Score a text under KV formats: KL to the model's own fp32 cache, top-1 agreement, perplexity, with intervals."""
+    """Score a text under KV formats: KL to an fp32 cache, top-1 agreement, perplexity."""
     from tqdm.auto import tqdm
 
     from kvlab.accuracy.scoring import CALIBRATION, compare, is_static, score_each
@@ -363,11 +403,11 @@ def score(model: Annotated[str, typer.Argument(help="smollm2-135m, a .gguf file,
     print_scores(found)
 
 
-@app.command()
+@app.command(cls=verb("kvlab doctor", "kvlab doctor --markdown"))
 def doctor(markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown to paste in a bug "
                                                   "report.")] = False,
            as_json: Json = False) -> None:
-    """Say what this machine has for kvlab, what is wrong with it, and where each metric comes from here."""
+    """Say what this machine has for kvlab, what is wrong, and where metrics come from."""
     from kvlab.doctor import as_markdown, examine, plain, print_checks
     found = examine()
     if as_json:
@@ -377,11 +417,11 @@ def doctor(markdown: Annotated[bool, typer.Option("--markdown", help="Print Mark
     print_checks(found)
 
 
-@app.command("validate-gpu")
+@app.command("validate-gpu", cls=verb("kvlab validate-gpu --out gpu-check"))
 def validate_gpu(out: Annotated[Path, typer.Option(help="Folder for findings, rows and recordings; made if it is not "
                                                         "there.")],
-                 device: Annotated[str, typer.Option()] = "cuda") -> int:
-    """Hold a GPU's counters against known traffic and against each other, within 150 s; writes four small files."""
+                 device: Annotated[str, typer.Option(help="cuda, or cuda:1 for another GPU.")] = "cuda") -> int:
+    """Hold a GPU's counters against known traffic and each other, within 150 s."""
     from kvlab.show import print_list, printable
     from kvlab.validate import validate
     from kvlab.validate_answers import summary
@@ -393,11 +433,11 @@ def validate_gpu(out: Annotated[Path, typer.Option(help="Folder for findings, ro
     return _exit_code(found.rows)
 
 
-@app.command()
+@app.command(cls=verb("kvlab lab", "kvlab lab 00_first_look --port 8890"))
 def lab(notebook: Annotated[str | None, typer.Argument(help="A notebook to open; default: the folder.")] = None,
         port: Annotated[int | None, typer.Option(help="Default: the first free one from 8888.")] = None,
         browser: Annotated[bool, typer.Option(help="Open a browser.")] = True) -> int:
-    """Start JupyterLab on notebooks/ with this environment's kernel, on this machine only."""
+    """Start JupyterLab on the notebooks with this environment, on this machine only."""
     from kvlab.lab import lab as prepared
     from kvlab.lab import start
     one = prepared(notebook, port=port, browser=browser)
@@ -406,7 +446,7 @@ def lab(notebook: Annotated[str | None, typer.Argument(help="A notebook to open;
     return start(one)
 
 
-@app.command()
+@app.command(cls=verb("kvlab trace RUN", "kvlab trace trace.json.gz --top 30"))
 def trace(file: Annotated[str, typer.Argument(help="A .json or .json.gz trace, or a run directory or id.")],
           top: Annotated[int, typer.Option(help="Operators to show.")] = 15, as_json: Json = False) -> None:
     """Summarise a Chrome trace: top operators, gaps, modelled bytes, kernels."""
@@ -442,4 +482,4 @@ def _trace_file(text: str) -> Path | None:
 
 _verbs = Registry("verb", "kvlab.verbs")            # each file is a verb, and imports nothing heavy until it is called
 for _name in _verbs:
-    app.command(_name)(_verbs[_name].command)
+    app.command(_name, cls=_verbs[_name].HELP)(_verbs[_name].command)

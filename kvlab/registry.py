@@ -40,9 +40,10 @@ class Registry:
         self.what, self.package, self.attribute = what, package, attribute
 
     def names(self) -> list[str]:
-        """Names by file, without importing the entries."""
-        path = importlib.import_module(self.package).__path__
-        return sorted(m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
+        """Names by file, without importing the entries or their package."""
+        package = importlib.util.find_spec(self.package)
+        folders = package.submodule_search_locations if package else None
+        return sorted(m.name for m in pkgutil.iter_modules(folders or []) if not m.name.startswith("_"))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())

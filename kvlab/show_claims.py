@@ -41,7 +41,7 @@ def print_ledger(rows: list[dict], lang: str) -> None:
         print()
     counts = Counter(row["verdict"].removesuffix(QUOTED) for row in rows)
     told = ", ".join(f"{counts[word]} {text.of(lang)}" for word, text in VERDICTS.items() if counts[word])
-    print(f"{len(rows)} {SAID['counts'].of(lang)}: {told}")
+    print(f"{len(rows)} {'claim' if lang == 'en' and len(rows) == 1 else SAID['counts'].of(lang)}: {told}")
 
 
 def print_claim(row: dict, lang: str) -> None:
@@ -59,7 +59,7 @@ def print_claim(row: dict, lang: str) -> None:
     say(SAID["because"], of(row, "because", lang))
     if row["needs"]:
         say(SAID["needs"], of(row, "needs", lang))
-    say(SAID["evidence"], "")
+    print(f"{SAID['evidence'].of(lang)}{colon.rstrip()}")
     for source, group in groupby(row["evidence"], key=lambda one: of(one, "note", lang) or one["source"]):
         for one in group:
             n = f"{comma}n = {one['n']:,}" if one["n"] else ""

@@ -27,6 +27,7 @@ class Release(NamedTuple):
 RELEASES = {2: Release("flash_attn", "flash_attn_with_kvcache", "flash-attn", (8, 9, 10, 11, 12)),
             3: Release("flash_attn_interface", "flash_attn_with_kvcache", "flash_attn_3", (9,)),
             4: Release("flash_attn.cute", "flash_attn_varlen_func", "flash-attn-4", (9, 10, 11, 12))}
+NONE = (0, 0)                   # the compute capability of what is no GPU
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class FlashAttn:
 
     def resolved(self, device: str) -> tuple[int | None, str]:
         """(the version that runs on the device, or None; why those before it do not)."""
-        major, reasons = (_native.capability(device) or (0, 0))[0], []
+        major, reasons = (_native.capability(device) or NONE)[0], list[str]()
         for version in (self.version,) if self.version else sorted(RELEASES, reverse=True):
             release = RELEASES[version]
             why = (release.library().why_not if major in release.majors else
@@ -68,7 +69,9 @@ class FlashAttn:
     def prepare(self, trial, inputs):
         import torch
         w, shape, device = trial.workload, trial.workload.shape, trial.device
-        version, _ = self.resolved(device)
+        version, reasons = self.resolved(device)
+        if version is None:
+            raise RuntimeError(reasons)
         module = importlib.import_module(RELEASES[version].module)
         k_NPKD, v_NPKE = _native.stored_arrays(inputs.cache, "token")
         table = inputs.block_table.int() if trial.layout.block_size else None
@@ -105,7 +108,8 @@ class FlashAttn:
 
 def _cannot(version: int, trial) -> str | None:
     """What this version has no kernel for. Source: the checks in its flash_api.cpp, of 4 in cute/interface.py."""
-    s, block_size, major = trial.workload.shape, trial.layout.block_size, (_native.capability(trial.device) or (0, 0))[0]
+    s, block_size = trial.workload.shape, trial.layout.block_size
+    major, _ = _native.capability(trial.device) or NONE
     widths = f"head_dim={s.head_dim}" + (f" with v_head_dim={s.v_dim}" if s.v_dim != s.head_dim else "")
     if s.head_dim % 8 or s.v_dim % 8:
         return f"FlashAttention {version} needs head widths that 8 divides, got {widths}"

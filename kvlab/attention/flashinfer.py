@@ -31,7 +31,7 @@ class FlashInfer:
         why = _native.native_why_not("FlashInfer", trial)
         if why:
             return why
-        s, found = trial.workload.shape, _native.capability(trial.device)
+        s, found = trial.workload.shape, _native.capability(trial.device) or (0, 0)
         if found < (8, 0):
             return f"FlashInfer needs compute capability 8.0 for these kernels, and this is {found[0]}.{found[1]}"
         if s.head_dim not in WIDTHS or s.v_dim != s.head_dim:

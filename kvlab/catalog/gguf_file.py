@@ -154,7 +154,7 @@ def header_class() -> type:
                 self._spend(64 * len(values) if short else 0)
                 parts += list(values[:, None]) if short else []
                 return 12 + values.nbytes, parts, list(range(2, len(parts))), [GGUFValueType.ARRAY, kind]
-            view = memoryview(self.data)
+            view = memoryview(self.data.data)
             length_at = Struct(">Q" if self.endianess == GGUFEndian.BIG else "<Q").unpack_from
             if count[0] <= (len(view) - offset) // 8:
                 self._spend(16 * int(count[0]))

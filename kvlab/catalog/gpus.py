@@ -72,13 +72,15 @@ def gpus() -> dict[str, GPUSpec]:
 
 
 def gpu(name: str) -> GPUSpec:
-    """The accelerator of that name, in any case, the only one whose name begins with it (`h200`, `RTXPRO6000`), or the
-    one that a driver calls so (`NVIDIA GeForce RTX 4090`).
+    """The accelerator of that name in any case, or the one that it stands for.
 
+    That is the one with the same letters and digits (`h200-sxm-141gb`), the only one whose name begins with it (`h200`,
+    `RTXPRO6000`), or the one that a driver calls so (`NVIDIA GeForce RTX 4090`).
     Refuses an unknown or ambiguous name with KeyError, a near match and the list.
     """
     every = _by_name()
-    begins = [spec for known, spec in every.items() if known.lower().startswith(name.lower())]
+    begins = [spec for known, spec in every.items() if _letters(known) == _letters(name)]
+    begins = begins or [spec for known, spec in every.items() if known.lower().startswith(name.lower())]
     begins = begins or [spec for known, spec in every.items() if _letters(name) and _letters(known).startswith(
         _letters(name))] or _called(name)
     return find("gpu", name, every, {name.lower(): begins})

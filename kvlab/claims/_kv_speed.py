@@ -4,26 +4,32 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvlab.claims._base import Evidence
-from kvlab.claims._kv_evidence import FP8
+from kvlab.claims._kv_evidence import FP8, TOKENS
 from kvlab.claims._results import Results, catalogue
 from kvlab.lang import Text
 
+BATCH = 16                      # the article's concurrent requests
 L4_MODEL, L4_TOKENS = "Qwen3-4B", {2: 2048, 8: 8192, 16: 16384, 32: 32768}
 
 
 def steps(results: Results, fmt: str):
     """The least and the most that bytes let a decode step gain over batch x context, and the article's batches."""
+    loaded = Text("Gain of a decode step by bytes alone, the article's load",
+                  "仅按字节计，decode 一步的加速，文章的负载")
     least = Text("Least gain of a decode step by bytes alone", "仅按字节计，decode 一步的最小加速")
     most = Text("The same, the most", "同上，最大加速")
     batch = Text("Batch from which bytes allow the article's number", "仅按字节计，达到文章数字的最小 batch")
     table = results.rows("kernels")
     if table is None:
-        for name, about in (("least", least), ("most", most), ("batch_short", batch), ("batch_long", batch)):
+        for name, about in (("at_16", loaded), ("least", least), ("most", most), ("batch_short", batch),
+                            ("batch_long", batch)):
             yield results.lacking("kernels", name, about)
         return
     own = table[(table["kv_format"] == fmt) & (table["kind"] == "modelled")]
     gains = own[own["metric"] == "step_speedup"].sort_values("value")
-    for name, about, row in (("least", least, gains.iloc[:1]), ("most", most, gains.iloc[-1:])):
+    at_16 = gains[(gains["batch_size"] == BATCH) & (gains["kv_len"] == TOKENS)]
+    for name, about, row in (("at_16", loaded, at_16), ("least", least, gains.iloc[:1]),
+                             ("most", most, gains.iloc[-1:])):
         yield gain(results.reading("kernels", name, _at(about, row), row))
     meets = own[own["metric"] == "batch_to_quoted"].sort_values("kv_len")
     for name, row in (("batch_short", meets.iloc[:1]), ("batch_long", meets.iloc[-1:])):
@@ -36,9 +42,10 @@ def _at(about: Text, row) -> Text:
         return about
     import pandas as pd
     one = row.iloc[0]
+    of = [one["model"]] if one["model"] else []
     batch = [] if pd.isna(one["batch_size"]) else [f"batch {one['batch_size']}"]
-    return Text(f"{about.en} ({', '.join([*batch, format(one['kv_len'], ',')])} tokens)",
-                f"{about.zh}（{'，'.join([*batch, str(one['kv_len'])])} token）")
+    return Text(f"{about.en} ({', '.join([*of, *batch, format(one['kv_len'], ',')])} tokens)",
+                f"{about.zh}（{'，'.join([*of, *batch, str(one['kv_len'])])} token）")
 
 
 def gain(one: Evidence) -> Evidence:

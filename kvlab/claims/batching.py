@@ -35,7 +35,8 @@ def _static(results: Results) -> Iterator[Evidence]:
 
 def _refills(found: Found) -> Verdict:
     tokens, wait = found["tokens_flooded"], found["ttft_calm"]
-    en = f"{times(tokens)} the tokens/s of static batches under overload, {times(wait)} their mean TTFT when calm"
+    en = (f"{times(tokens)} the tokens/s of static batches under overload, {times(wait)} their mean TTFT when calm "
+          "(simulated)")
     zh = f"过载时吞吐为静态批处理的 {times(tokens)}，轻载时平均 TTFT 为其 {times(wait)}（仿真）"
     if tokens.above(1) is None:
         return inconclusive(en, zh, MORE_SEEDS)
@@ -46,6 +47,11 @@ def _refills(found: Found) -> Verdict:
 
 def _utilised(results: Results) -> Iterator[Evidence]:
     from kvlab.catalog.gpus import gpu
+    card = gpu(GPU)
+    ridge = given(card.ridge("bf16"), "a ridge point")
+    yield catalogue("decode_compute", Text(f"share of {GPU}'s peak that {SEQS} decoding sequences can use at most",
+                    f"{SEQS} 条序列的解码步最多能用到 {GPU} 峰值算力的比例"), min(1.0, SEQS / ridge), "share",
+                    f"{card.source}: weights in bf16 give {SEQS} flop/B, the ridge is {ridge:.0f}")
     yield from list(_static(results))[:2]
     calm, full = (row(results, "batching", "static", "tokens_per_s", f"at_{x:g}", Text("tokens/s", "吞吐"),
                       label="continuous", x=x) for x in (CALM, FLOODED))
@@ -58,18 +64,14 @@ def _utilised(results: Results) -> Iterator[Evidence]:
                      for a, b in ((calm.low, full.high), (calm.high, full.low)))
         yield Evidence("calm_share", about, calm.value / full.value, "share", "simulated", low, high, calm.n,
                        calm.source)
-    card = gpu(GPU)
-    ridge = given(card.ridge("bf16"), "a ridge point")
-    yield catalogue("decode_compute", Text(f"share of {GPU}'s peak that {SEQS} decoding sequences can use at most",
-                    f"{SEQS} 条序列的解码步最多能用到 {GPU} 峰值算力的比例"), min(1.0, SEQS / ridge), "share",
-                    f"{card.source}: weights in bf16 give {SEQS} flop/B, the ridge is {ridge:.0f}")
 
 
 def _busy(found: Found) -> Verdict:
     gain, calm, compute = found["tokens_flooded"], found["calm_share"], found["decode_compute"]
-    en = (f"where requests queue it gives {times(gain)} the tokens/s of static batches; at {CALM:g} × load it is at "
-          f"{calm.value:.0%} of that, and {SEQS} decoding sequences use {compute.value:.0%} of the peak at most")
-    zh = (f"有排队时吞吐为静态的 {times(gain)}；负载 {CALM:g} 倍时只有过载吞吐的 {calm.value:.0%}，"
+    en = (f"where requests queue it gives {times(gain)} the tokens/s of static batches; at {CALM:g} × load it gives "
+          f"{calm.value:.0%} of that (simulated), and {SEQS} decoding sequences use {compute.value:.0%} of the peak at "
+          "most")
+    zh = (f"有排队时吞吐为静态的 {times(gain)}；负载 {CALM:g} 倍时只有过载吞吐的 {calm.value:.0%}（仿真），"
           f"而 {SEQS} 条序列解码最多用到峰值算力的 {compute.value:.0%}")
     if gain.above(1) is None:
         return inconclusive(en, zh, MORE_SEEDS)
@@ -100,7 +102,8 @@ def _trade(found: Found) -> Verdict:
     means, longs = ([found[f"{name}_{load}"] for load in ("azure", "sharegpt")] for name in ("mean", "long"))
     worst = found["longest_wait"]
     mean, long = (" / ".join(times(one) for one in some) for some in (means, longs))
-    en = f"mean TTFT {mean} of fcfs on two workloads; long prompts {long}, their longest wait {times(worst)}"
+    en = (f"mean TTFT {mean} of fcfs on two workloads; long prompts {long}, their longest wait {times(worst)} "
+          "(simulated)")
     zh = f"两种负载下平均 TTFT 为 fcfs 的 {mean}；长提示为 {long}，其最长等待为 {times(worst)}（仿真）"
     falls = [one.below(1) for one in means]
     if None in falls:
@@ -113,8 +116,9 @@ def _trade(found: Found) -> Verdict:
 
 def _eighty(results: Results) -> Iterator[Evidence]:
     for metric, name, share, en, zh in (
-            ("tokens_per_s_ratio", "tokens_80", RULE, "tokens/s at 80 % ÷ at 100 % of the requests that memory bears",
-             "吞吐：上限的 80% ÷ 100%"),
+            ("tokens_per_s_ratio", "tokens_80", RULE,
+             "tokens/s at 80 % ÷ at 100 % of the requests of mean length that fit",
+             "吞吐：按平均长度可容纳请求数的 80% ÷ 100%"),
             ("preemption_ratio", "preempted_80", RULE, "preemptions per request at 80 %", "80% 时每请求抢占次数"),
             ("preemption_ratio", "preempted_100", 1.0, "preemptions per request at 100 %", "100% 时每请求抢占次数")):
         yield row(results, "batching", "max_num_seqs", metric, name, Text(en, zh), x=share,
@@ -143,8 +147,8 @@ def _rule(found: Found) -> Verdict:
     tokens, bounds = found["tokens_80"], found["bounds"]
     less, more = found["preempted_80"], found["preempted_100"]
     en = (f"80 % of the mean-length bound: {times(tokens, 3)} the tokens/s of 100 %, {less.value:.1%} preemptions "
-          f"a request in place of {more.value:.1%}; which bound is meant matters more: max_model_len gives one "
-          f"{bounds.value:.0f} × lower")
+          f"a request in place of {more.value:.1%} (simulated); which bound is meant matters more: max_model_len "
+          f"gives one {bounds.value:.0f} × lower")
     zh = (f"取平均长度上限的 80%：吞吐为 100% 时的 {times(tokens, 3)}，每请求抢占由 {more.value:.1%} 降到 "
           f"{less.value:.1%}（仿真）；更要紧的是指哪个上限：按 max_model_len 算要低 {bounds.value:.0f} 倍")
     relieves = less.below(more.value if more.low is None else more.low)

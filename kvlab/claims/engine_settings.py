@@ -177,7 +177,7 @@ CLAIMS = (
           "tensor_parallel_size=4", _four_gpus, _tp_four, figure="kv_budget", command=PLAN),
     Claim("C36", Text("gpu_memory_utilization 0.90 is the utilisation of the GPU's memory",
                       "gpu_memory_utilization=0.90 即 GPU 显存利用率"), "0.90",
-          _share_of_memory, _is_a_ceiling, ("capacity",), "capacity"),
+          _share_of_memory, _is_a_ceiling, ("capacity",), "capacity", PLAN),
     Claim("C37", Text("max_num_seqs 256 is the number of concurrent sequences",
                       "max_num_seqs=256 即最大并发序列数"), "256",
           _sequences, _is_a_cap, figure="kv_budget", command=PLAN),

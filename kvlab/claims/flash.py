@@ -54,14 +54,14 @@ def _is_about_work(found: Found) -> Verdict:
           "needs")
     zh = f"flash 执行的运算是必需的 {flash.value:.2f} 倍，分页注意力是 {paged.value:.2f} 倍"
     if naive := found.get("naive"):
-        en += f" (naive attention {naive.value:.2f} ×, the masked half too, which takes no tiles to leave out)"
+        en += f" (naive attention {naive.value:.2f} ×: the masked half too, which can be left out without tiles)"
         zh += f"（朴素注意力为 {naive.value:.2f} 倍，连被掩去的一半也算了；不分块同样可以略去）"
     if fewer := found.get("bytes"):
         en += f"; what flash cuts are bytes, {fewer.value:.0f} × fewer in one prompt"
         zh += f"；flash 减少的是字节，同一 prompt 降到 1/{fewer.value:.0f}"
     if pages := found.get("pages"):
-        en += f"; a call on pages takes {pages.value:.2f} × the time of one on a contiguous cache (CPU)"
-        zh += f"；分页的耗时是连续缓存的 {pages.value:.2f} 倍（CPU）"
+        en += f"; a call on pages takes {pages.value:.2f} × the time of one on a contiguous cache where it was measured"
+        zh += f"；实测分页的耗时是连续缓存的 {pages.value:.2f} 倍"
     if len(less) == 2:
         return supported(en, zh)
     if less:
@@ -78,14 +78,14 @@ def _score_bytes(heads: int, queries: int, length: int) -> int:
 def _memory(results: Results) -> Iterator[Evidence]:
     from kvlab.catalog.models import model
     from kvlab.kv.sizing import layer_bytes
+    yield results.finding("kernels", "memory", Text(
+        "prefill memory beyond the inputs, the whole score matrix: exponent of n, in study kernels (longer prompts)",
+        "prefill 额外内存，写出完整分数矩阵：n 的指数，取自 kernels（更长的 prompt）"), name="longer")
     for variant, en, zh in (("naive", "the whole score matrix", "写出完整分数矩阵"), ("flash", "flash", "flash"),
                             ("sdpa", "torch's tiled attention", "torch 的分块注意力")):
         yield results.finding("memory_wall", f"memory_exponent:{variant}", Text(
             f"prefill memory beyond the inputs, {en}: exponent of n",
             f"prefill 额外内存，{zh}：n 的指数"), name=variant)
-    yield results.finding("kernels", "memory", Text(
-        "the same with the whole score matrix, in the study kernels (longer prompts)",
-        "同上，写出完整分数矩阵，取自 kernels（更长的 prompt）"), name="longer")
     spec = model(MODEL)
     source, stored = f"{spec.name}, {spec.source}", layer_bytes(spec.layers[0], LENGTH, "bf16")
     for name, queries, unit, en, zh in (("decode", 1, "share", "decode, one query", "decode 只有一个 query"),
@@ -96,15 +96,15 @@ def _memory(results: Results) -> Iterator[Evidence]:
 
 
 def _is_linear(found: Found) -> Verdict:
-    naive, flash = found["naive"], found["flash"]
+    naive, flash = found.get("longer") or found["naive"], found["flash"]
     en = f"in prefill n^{naive.value:.2f} without tiles and n^{flash.value:.2f} with them"
     zh = f"prefill 中不分块为 n^{naive.value:.2f}，分块为 n^{flash.value:.2f}"
     square, line = naive.above(QUADRATIC), flash.below(LINEAR)
     if square is False or line is False:
         return refuted(en, zh)
     if square is None or line is None:
-        more = Text("longer prompts: kvlab run memory_wall --size large",
-                    "需要更长的 prompt：kvlab run memory_wall --size large")
+        more = Text("longer prompts: kvlab run memory_wall --size large, kvlab run kernels",
+                    "需要更长的 prompt：kvlab run memory_wall --size large，kvlab run kernels")
         return inconclusive(f"{en}: the intervals reach over the bounds", f"{zh}：区间跨过了界限", more)
     decode = found["decode"]
     if decode.below(SMALL):

@@ -35,10 +35,10 @@ def _vllm_best(found: Found) -> Verdict:
                        "两项技术都有，但 vLLM 跑不了没有自带实现的模型")
     peers = sum(found[name].value for name in ("sglang_transformers", "tgi_transformers"))
     if peers:
-        return conditional("paged KV and continuous batching: yes; best support of Hugging Face models: nothing "
-                           f"tells it from {peers:.0f} other engines, which fall back on Transformers too",
-                           "分页 KV 与连续批处理属实；“对 HuggingFace 模型支持最好”无从区分："
-                           f"另有 {peers:.0f} 个引擎同样可回退到 Transformers")
+        return conditional("paged KV and continuous batching: yes; “best” support of Hugging Face models: its "
+                           f"fallback on Transformers, all that was compared, is in {peers:.0f} other engines too",
+                           "分页 KV 与连续批处理属实；“对 HuggingFace 模型支持最好”无从证实：这里只比较了回退到 "
+                           f"Transformers 的能力，另有 {peers:.0f} 个引擎同样具备")
     return supported("it has both techniques, and alone falls back on Transformers",
                      "两项技术都有，且只有它能回退到 Transformers")
 
@@ -70,12 +70,13 @@ def _triton(results: Results):
 
 
 def _triton_highest(found: Found) -> Verdict:
-    """Throughput stands for utilisation, of which no source gives a number."""
+    """Throughput stands for utilisation and the start for effort, of which no source gives a number."""
     ahead, behind, start = found["ahead_at_50"], found["vllm_ahead_when_full"], found["start"]
     alone = found["serves_itself"].value
-    en = (f"the start takes {start.value:.0f} × vLLM's; throughput, in place of utilisation, is {ahead.value:.2f} × "
-          f"vLLM's in one comparison and {'below' if behind.value else 'not below'} it in another")
-    zh = (f"启动时间是 vLLM 的 {start.value:.0f} 倍；以吞吐代替利用率看，一项对比为 vLLM 的 "
+    en = (f"the start, in place of effort, takes {start.value:.0f} × vLLM's time; throughput, in place of "
+          f"utilisation, is {ahead.value:.2f} × vLLM's in one comparison and "
+          f"{'below' if behind.value else 'not below'} it in another")
+    zh = (f"以启动时间代替部署难度看，是 vLLM 的 {start.value:.0f} 倍；以吞吐代替利用率看，一项对比为 vLLM 的 "
           f"{ahead.value:.2f} 倍，另一项{'低于' if behind.value else '不低于'} vLLM")
     if alone:
         en += "; the engine is TensorRT-LLM, which serves without Triton too"

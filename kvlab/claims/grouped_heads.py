@@ -112,8 +112,8 @@ def _sharing(results: Results) -> Iterator[Evidence]:
 
 def _is_sharing(found: Found) -> Verdict:
     repeated, grouped, kl = found["repeated"], found["grouped"], found["expanded"]
-    en = f"largest errors {repeated.value:.1e} and {grouped.value:.1e}, KL {kl.value:.1g} nat, on a CPU"
-    zh = f"最大误差 {repeated.value:.1e} 与 {grouped.value:.1e}，KL {kl.value:.1g} nat（CPU）"
+    en = f"largest errors {repeated.value:.1e} and {grouped.value:.1e}, KL {kl.value:.1g} nat"
+    zh = f"最大误差 {repeated.value:.1e} 与 {grouped.value:.1e}，KL {kl.value:.1g} nat"
     if not (repeated.below(ROUNDING) and grouped.below(ROUNDING)) or kl.above(SAME_FUNCTION):
         return refuted(f"shared heads and repeated heads differ by more than rounding: {en}",
                        f"共享与重复 KV head 的差别超出舍入误差：{zh}")

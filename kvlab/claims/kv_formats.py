@@ -70,10 +70,16 @@ def _minimal(found: Found) -> Verdict:
     if all(small):
         return supported(en, zh)
     if any(small):
-        return conditional(en, zh)
+        return conditional(*_where_small(small, en, zh))
     if small == [False, False]:
         return refuted(en, zh)
     return inconclusive(en, zh, MORE)
+
+
+def _where_small(small: list[bool | None], en: str, zh: str) -> tuple[str, str]:
+    """Adds which of the two, without scales and with one per token and head, is shown to be small."""
+    with_en, with_zh = ("without scales", "不带缩放因子") if small[0] else ("with scales", "带缩放因子")
+    return f"{en}: so it is shown {with_en} only", f"{zh}：仅{with_zh}时得证"
 
 
 def _fp8_units(results: Results):
@@ -101,7 +107,7 @@ def _ampere_native(found: Found) -> Verdict:
     zh = (f"{ampere.n} 款 Ampere GPU 中 {ampere.value:.0%}、之后的 {later.n} 款中 {later.value:.0%} 能直接算 FP8；"
           f"计算能力 {lowest.value:g} 起才有")
     if ampere.value == 0:
-        return refuted(f"{en}: Ampere only stores it", f"{zh}：Ampere 只能当存储格式用")
+        return refuted(f"{en}: Ampere can only store FP8", f"{zh}：Ampere 只能用 FP8 存储")
     return supported(en, zh) if ampere.value == later.value == 1 else conditional(en, zh)
 
 
@@ -187,9 +193,10 @@ def _prefer_16_bits(found: Found) -> Verdict:
     alone, offline, full = (found[f"a100_{name}"] for name in ("fp8_dense", "fp8_offline", "int8_300"))
     slower, faster = alone.below(1 - NOISE), max(offline.value, full.value) > 1 + NOISE
     en = (f"against 16 bits on A100 FP8 KV runs at {alone.value:.2f} × for one request of a dense model, at "
-          f"{offline.value:.2f} × in offline throughput; INT8 at {full.value:.2f} × where 16 bits fill the cache")
-    zh = (f"A100 上与 16 位相比：FP8 KV 在稠密模型单请求时为 {alone.value:.2f} 倍，离线吞吐为 {offline.value:.2f} 倍；"
-          f"16 位占满 KV 时 INT8 为 {full.value:.2f} 倍")
+          f"{offline.value:.2f} × in offline throughput (2023); INT8 at {full.value:.2f} × where 16 bits fill "
+          "the cache")
+    zh = (f"A100 上与 16 位相比：FP8 KV 在稠密模型单请求时为 {alone.value:.2f} 倍，离线吞吐（2023 年）为 "
+          f"{offline.value:.2f} 倍；16 位占满 KV 时 INT8 为 {full.value:.2f} 倍")
     if slower and faster:
         return conditional(en, zh)
     if slower or faster:

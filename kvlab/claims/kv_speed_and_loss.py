@@ -62,8 +62,13 @@ def _int8_speed(results: Results):
 def _as_one_number(found: Found, said: float) -> Verdict:
     """Whether every step gains about what is said, some do, or none does."""
     least, most = found["least"], found["most"]
-    en = f"by bytes alone a step gains {percent(least.value, 1)} to {percent(most.value, 1)} over batch and context"
-    zh = f"仅按字节计，随 batch 与上下文不同，一步快 {percent(least.value, 1)} 至 {percent(most.value, 1)}"
+    at_16 = found.get("at_16")
+    here = (f" ({percent(at_16.value, 1)} at the article's 16 × 4,096 tokens)",
+            f"（文章的 16 × 4096 token 时 {percent(at_16.value, 1)}）") if at_16 else ("", "")
+    en = (f"by bytes alone a step gains {percent(least.value, 1)} to {percent(most.value, 1)} over batch and "
+          f"context{here[0]}")
+    zh = (f"仅按字节计，随 batch 与上下文不同，一步快 {percent(least.value, 1)} 至 {percent(most.value, 1)}"
+          f"{here[1]}")
     never, always = most.below(said - ONE_NUMBER), least.above(said + ONE_NUMBER)
     one = not least.below(said - ONE_NUMBER) and not most.above(said + ONE_NUMBER)
     if never:
@@ -90,8 +95,9 @@ def _fp8_gain(found: Found) -> Verdict:
 def _int8_gain(found: Found) -> Verdict:
     verdict, int8, fp8 = _as_one_number(found, SAID_INT8), found["int8"], found["fp8"]
     if int8.value == fp8.value:
-        because = Text(f"{verdict.because.en}; INT8 and FP8 store the same bytes, so only kernels make a difference",
-                       f"{verdict.because.zh}；INT8 与 FP8 字节数相同，差别只来自 kernel")
+        because = Text(f"{verdict.because.en}; with scales alike INT8 and FP8 store the same bytes, so only "
+                       "kernels make a difference",
+                       f"{verdict.because.zh}；缩放方式相同时 INT8 与 FP8 字节数相同，差别只来自 kernel")
         return Verdict(verdict.word, because, verdict.needs)
     return verdict
 
@@ -169,12 +175,17 @@ def _more(found: Found, told) -> Text:
     tokens = [found.get(f"{name}_tokens") for name, is_below in told.items() if is_below is None]
     most = max((one.value for one in tokens if one), default=None)
     questions = found["questions"]
-    en = f"about {questions.value:,.0f} questions of a benchmark for ±{LOSS_FP8:.1%} (two unpaired runs)"
-    zh = f"约 {questions.value:.0f} 道基准题才能分辨 ±{LOSS_FP8:.1%}（两次不成对的运行）"
+    en = f"about {_about(questions.value):,} questions of a benchmark for ±{LOSS_FP8:.1%} (two unpaired runs)"
+    zh = f"约 {_about(questions.value)} 道基准题才能分辨 ±{LOSS_FP8:.1%}（两次不成对的运行）"
     if most is None:
         return Text(en, zh)
-    return Text(f"about {most:,.0f} tokens of such texts for ±0.05 % of perplexity; {en}",
-                f"约 {most:.0f} 个同类文本的 token，困惑度区间才到 ±0.05%；{zh}")
+    return Text(f"about {_about(most):,} tokens of such texts for ±0.05 % of perplexity; {en}",
+                f"约 {_about(most)} 个同类文本的 token，困惑度区间才到 ±0.05%；{zh}")
+
+
+def _about(count: float) -> int:
+    """A sample size to two digits: more would claim what an estimate of it does not know."""
+    return int(float(f"{count:.1e}"))
 
 
 def _int8_loss(results: Results):
@@ -209,12 +220,12 @@ def _worse_than_fp8(found: Found) -> Verdict:
         told[name] = {"inside": True, "outside": False}.get(verdict)
     within = [name for name, yes in told.items() if yes]
     open_ = [name for name, yes in told.items() if yes is None]
-    en = (f"by KL on the one model scored INT8 is worse than FP8 with scales: {_listed(worse, 1)}; better with: "
-          f"{_listed(better, 1)} (per tensor and token against FP8 with the same scales, else FP8 without); "
-          f"a loss of 0.1 to 0.3 % is shown in {len(within)} of {len(told)} schemes, open in {len(open_)}")
+    en = (f"by KL on the one model scored INT8 is worse than FP8 with these scales: {_listed(worse, 1)}; better with: "
+          f"{_listed(better, 1)} (per tensor and per token beside FP8 with the same scales, else FP8 without); a "
+          f"perplexity loss of 0.1 to 0.3 % is shown in {len(within)} of {len(told)} schemes, open in {len(open_)}")
     zh = (f"按所测的这一个模型的 KL，INT8 差于 FP8 的缩放方式：{_listed(worse, 2)}；好于 FP8 的：{_listed(better, 2)}"
           "（按张量、按 token 与缩放方式相同的 FP8 比，其余与不带缩放因子的 FP8 比）；"
-          f"损失 0.1% 至 0.3% 在 {len(told)} 种中得证 {len(within)} 种，未决 {len(open_)} 种")
+          f"困惑度损失 0.1% 至 0.3%：{len(told)} 种中得证 {len(within)} 种，未决 {len(open_)} 种")
     if worse and better:
         return conditional(en, zh)
     if better:

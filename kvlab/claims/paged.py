@@ -82,8 +82,8 @@ def _reserving_wastes(found: Found) -> Verdict:
     used, reserves = found["used"], found["static"]
     if not reserves.above(YES):
         return refuted("no cache that was looked at reserves ahead", "所查的缓存都不预留")
-    en = f"of a piece of max_model_len per sequence {used.value:.1%} holds tokens (simulated trace)"
-    zh = f"每条序列预留 max_model_len 时，只有 {used.value:.1%} 存有 token（仿真请求）"
+    en = f"of a piece of max_model_len per sequence {used.value:.1%} holds tokens in a simulated trace"
+    zh = f"每条序列预留 max_model_len 时，仿真请求中只有 {used.value:.1%} 存有 token"
     if exact := found.get("exact"):
         en += f" ({exact.value:.0%} if the length were known)"
         zh += f"（若事先知道长度则为 {exact.value:.0%}）"

@@ -79,9 +79,10 @@ def _share(name: str, about: Text, hits: int, n: int, source: str) -> Evidence:
 def _factors(results: Results) -> Iterator[Evidence]:
     from kvlab.record.asked import asked
     low, high = FACTOR
-    texts = {"within": Text(f"servers whose logs needed a factor of {low} to {high}",
-                            f"日志所需系数在 {low}–{high} 之间的服务器"),
-             "enough": Text(f"servers for which a factor of {high} is large enough", f"系数取 {high} 足够的服务器")}
+    texts = {"within": Text(f"server starts, of published logs at hand, that need a factor of {low} to {high}",
+                            f"手头公开日志中，所需系数在 {low}–{high} 之间的服务器占比"),
+             "enough": Text(f"the same, for which a factor of {high} is large enough",
+                            f"同上，系数取 {high} 足够的占比")}
     table = results.rows("capacity")
     factors = table if table is None else asked(table[table["metric"] == "safety_factor"], "budget")
     if factors is None or factors.empty:
@@ -99,10 +100,12 @@ def _factors(results: Results) -> Iterator[Evidence]:
 def _factor_fits(found: Found) -> Verdict:
     within, enough, needed = found["within"], found["enough"], found["needed"]
     least, most = (needed.value if end is None else end for end in (needed.low, needed.high))
-    en = (f"{least:.2f} to {most:.2f} was needed; {FACTOR[0]} to {FACTOR[1]} on {within.value:.0%} of {within.n} "
-          f"servers, and {FACTOR[1]} is large enough on {enough.value:.0%} (those that could not start: not)")
-    zh = (f"实际所需系数为 {least:.2f}–{most:.2f}；{within.n} 台服务器中 {within.value:.0%} 落在 "
-          f"{FACTOR[0]}–{FACTOR[1]}，取 {FACTOR[1]} 足够的占 {enough.value:.0%}（无法启动的算不足）")
+    en = (f"{least:.2f} to {most:.2f} was needed, {needed.value:.2f} in the median; {FACTOR[0]} to {FACTOR[1]} on "
+          f"{within.value:.0%} of {within.n} servers, and {FACTOR[1]} is large enough on {enough.value:.0%} "
+          "(those that could not start: not)")
+    zh = (f"实际所需系数为 {least:.2f}–{most:.2f}，中位数 {needed.value:.2f}；{within.n} 台服务器中 "
+          f"{within.value:.0%} 落在 {FACTOR[0]}–{FACTOR[1]}，取 {FACTOR[1]} 足够的占 {enough.value:.0%}"
+          "（无法启动的算不足）")
     if within.above(0.5):
         return supported(en, zh)
     if within.above(0.5) is None:
@@ -129,8 +132,8 @@ def _gradients(found: Found) -> Verdict:
     off, terms, extra = found["autograd_off"], found["gradient_terms"], found["temporary"]
     gib = extra.value / 2**30
     if off.value and not terms.value:
-        return refuted(f"inference computes no gradients; temporary allocations are real: {gib:.1f} GiB a GPU here",
-                       f"推理不计算梯度；临时分配确实存在：此例每张 GPU {gib:.1f} GiB")
+        return refuted(f"inference computes no gradients; what is allocated beside weights and KV is {gib:.1f} GiB a "
+                       "GPU here", f"推理不计算梯度；权重与 KV 之外的分配在此例中为每张 GPU {gib:.1f} GiB")
     if terms.value and not off.value:
         return supported(f"the engine differentiates, and its budget keeps gradients beside {gib:.1f} GiB",
                          f"引擎启用自动求导，其预算除 {gib:.1f} GiB 外还有梯度")

@@ -54,7 +54,8 @@ def _first_come(found: Found) -> Verdict:
 def _priority(results: Results) -> Iterator[Evidence]:
     yield cell_has("vLLM", "policies", "priority", "built_in",
                    Text("vLLM has a policy “priority”", "vLLM 内置 priority 策略"))
-    yield results.quoted("c56_priority_was_added", name="was_added")
+    yield results.quoted("c56_priority_year", name="added")
+    yield results.quoted("c56_vllm_year", name="published")
     yield from by_release("flag", "flag", ("--scheduling-policy",), Text(
         "the flag --scheduling-policy", "命令行参数 --scheduling-policy"))
 
@@ -62,9 +63,9 @@ def _priority(results: Results) -> Iterator[Evidence]:
 def _own_scheduler(found: Found) -> Verdict:
     if not found["built_in"].value:
         return supported("vLLM has no policy “priority”", "vLLM 没有内置 priority 策略")
-    if found["was_added"].value:
-        return outdated("since 2024 it takes --scheduling-policy priority and a number with each request",
-                        "自 2024 年起用 --scheduling-policy priority，并在请求中给出优先级即可")
+    if (year := found["added"].value) > found["published"].value:
+        return outdated(f"since {year:.0f} vLLM has --scheduling-policy priority; each request carries its number",
+                        f"自 {year:.0f} 年起用 --scheduling-policy priority，并在请求中给出优先级数值即可")
     return refuted("vLLM has always had a policy “priority”", "vLLM 一直内置 priority 策略")
 
 

@@ -1,12 +1,13 @@
 """Fitting a drawn figure to a venue's column: what was written for a wide page is wrapped, turned or thinned out."""
 from __future__ import annotations
 
-import textwrap
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from matplotlib.ticker import FixedLocator
+
+from kvlab.figures._language import breadth, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,17 +30,18 @@ def fit(figure: Drawing, name: str) -> None:
     """
     figure.draw_without_rendering()
     wanted = {ax: _wanted(ax) for ax in figure.axes}
+    whole: dict[Text, str] = {}
     for _ in range(AGAIN):
-        changed = [*_wrapped(figure, "x"), *_thinned(figure)]
+        changed = [*_wrapped(figure, "x", whole), *_thinned(figure)]
         _raise(figure, wanted)
-        changed += _wrapped(figure, "y")
+        changed += _wrapped(figure, "y", whole)
         if not changed:
             break
         figure.draw_without_rendering()
     _raise(figure, wanted)
     _lower(figure)
     height, room = figure.get_figheight(), figure.venue.height
-    if height > room + 0.01:
+    if height > 1.01 * room:
         wider = " give --columns 2, or" if figure.get_figwidth() < figure.venue.widths[-1] - 0.01 else ""
         warnings.warn(f"figure {name} is {height:.1f} inches high and a page of {figure.venue.name} has {room:.1f}:"
                       f"{wider} include it at {100 * room / height:.0f} % of its size, or draw it from a run with "
@@ -100,16 +102,15 @@ def _least(ax: Axes) -> float:
     return max(_names(ax), min(LOWEST * ax.figure.dpi, 0.65 * _high(ax)))       # a strip may be low already
 
 
-def _wrapped(figure: Drawing, direction: str) -> list[Text]:
-    """Texts along that direction that were longer than their place, broken into lines."""
+def _wrapped(figure: Drawing, direction: str, whole: dict[Text, str]) -> list[Text]:
+    """Texts along that direction that were longer than their place, broken into lines. whole: as they were at first."""
     side = "width" if direction == "x" else "height"
-    changed = []
+    places: list[tuple[Text | None, float]] = []
     for ax in figure.axes:
         texts = [ax.xaxis.label, ax.title, ax._left_title, ax._right_title] if direction == "x" else [ax.yaxis.label]
-        for text in texts:
-            changed += _broken(text, _room(figure, ax, text, direction), side)
-    whole = figure._supxlabel if direction == "x" else figure._supylabel
-    return changed + ([*_broken(whole, getattr(figure.bbox, side), side)] if whole is not None else [])
+        places += [(text, _room(figure, ax, text, direction)) for text in texts]
+    places.append((figure._supxlabel if direction == "x" else figure._supylabel, getattr(figure.bbox, side)))
+    return [text for text, room in places if text is not None and _broken(text, room, side, whole)]
 
 
 def _room(figure: Drawing, ax: Axes, text: Text, direction: str) -> float:
@@ -127,15 +128,14 @@ def _room(figure: Drawing, ax: Axes, text: Text, direction: str) -> float:
     return max(box.width, 0.97 * 2 * min(middle, whole.width - middle))
 
 
-def _broken(text: Text, room: float, side: str) -> Iterator[Text]:
+def _broken(text: Text, room: float, side: str, whole: dict[Text, str]) -> bool:
     told, length = text.get_text(), getattr(text.get_window_extent(), side)
-    if told and length > room:
-        wide = max(8, int(max(map(len, told.split("\n"))) * 0.98 * room / length))
-        lines = [textwrap.wrap(line, wide, break_long_words=False, break_on_hyphens=False) for line in told.split("\n")]
-        broken = "\n".join(part for line in lines for part in line)
-        if broken != told:
-            text.set_text(broken)
-            yield text
+    if not told or length <= room:
+        return False
+    wide = max(8, int(max(map(breadth, told.split("\n"))) * 0.98 * room / length))
+    lines = [wrapped(line, wide, whole_words=True) for line in whole.setdefault(text, told).split("\n")]
+    text.set_text("\n".join(part for line in lines for part in line))
+    return text.get_text() != told
 
 
 def _thinned(figure: Drawing) -> Iterator[Axis]:

@@ -6,9 +6,12 @@ import re
 import textwrap
 import unicodedata
 import warnings
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from matplotlib.artist import Artist
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findSystemFonts, fontManager
 from matplotlib.ft2font import FT2Font
@@ -24,7 +27,7 @@ FONTS = ("WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Microsoft YaHei", "SimHei"
 _FILES = re.compile("wqy|msyh|simhei|simsun|pingfang|heiti|droidsansfallback|noto.*(cjk|sc)|arial.*uni|sourcehan|"
                     "hiragino", re.I)
 INSTALL = "Debian, Ubuntu: apt install fonts-wqy-microhei; others: a font named " + ", ".join(FONTS[:4])
-_TOKENS = re.compile(r"\s*[（“]*(?:[\u2e80-\u9fff]|[^\s\u2e80-\u9fff，。：；？！（）“”]+)?[，。：；？！）”]*")
+_TOKENS = re.compile(r"\s*[（“]*(?:[\u3400-\u9fff]|[^\s\u3400-\u9fff，。：；？！、（）“”]+)?[，。：；？！、）”]*")
 
 
 def usable(lang: str) -> str:
@@ -39,7 +42,7 @@ def usable(lang: str) -> str:
 def font() -> str | None:
     """The family of a font with Chinese characters, one with TrueType outlines before others; None: there is none."""
     found = _listed()
-    if not found:                                       # matplotlib keeps a list of fonts, and may know an old one
+    if not any(map(_outlines, found.values())):         # matplotlib keeps a list of fonts, and may know an old one
         for path in findSystemFonts():
             if _FILES.search(Path(path).name):
                 fontManager.addfont(path)
@@ -62,7 +65,7 @@ def _said(record: logging.LogRecord) -> bool:
 
 
 def _listed() -> dict[str, str]:
-    return {one.name: one.fname for one in fontManager.ttflist if one.name in FONTS}
+    return {one.name: one.fname for one in fontManager.ttflist if one.name in FONTS and Path(one.fname).is_file()}
 
 
 def _outlines(path: str | None) -> bool:
@@ -90,12 +93,23 @@ def tell(figure: Figure, lang: str) -> None:
                 if told.format_ticks(places) != list(level.formatter.format_ticks(places)):
                     told.set_axis(axis)
                     level.formatter = told
-    for text in figure.findobj(Text):
+    for text in _texts(figure):
         was = text.get_text()
         found = translated(was, lang)
         if "\n" in was and "\n" not in found:           # a phrase that was broken to fit is as narrow again
             found = "\n".join(wrapped(found, max(map(breadth, was.split("\n")))))
         text.set_text(found)
+
+
+def _texts(artist: Artist) -> Iterator[Text]:
+    """Every text within an artist; of an axis its label only, for ticks are made anew whenever they are drawn."""
+    for child in artist.get_children():
+        if isinstance(child, Text):
+            yield child
+        elif isinstance(child, Axis):
+            yield child.label
+        else:
+            yield from _texts(child)
 
 
 class _Told(Formatter):

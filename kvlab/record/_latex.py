@@ -145,7 +145,7 @@ def _others(table: pd.DataFrame, calls: pd.DataFrame, metrics: list[str]) -> Ite
     left = table[~table.index.isin(calls.index) | ~table["metric"].isin(metrics)]
     left = left[left["value"].notna()]
     if len(left):
-        yield f"% not in this table: {len(left)} readings of {', '.join(left['metric'].unique())}; csv has them all"
+        yield f"% not in this table: {len(left)} readings: {', '.join(left['metric'].unique())}; csv has them all"
 
 
 def _missing(calls: pd.DataFrame, metrics: list[str]) -> Iterator[str]:

@@ -167,11 +167,11 @@ def _levers(rows) -> Iterator[Finding]:
 
 
 def _preempted(rows) -> Iterator[Finding]:
-    same, complete, times_out = (value_of(rows, metric) for metric in (
+    same, complete, how_often = (value_of(rows, metric) for metric in (
         "same_answer_share", "complete_share", "preemptions"))
-    if same is None or complete is None or times_out is None:
+    if same is None or complete is None or how_often is None:
         return
-    yield _finding("preempted answers", f"Measured on {same['model']}: {same['n']:.0f} requests in a pool too small for "
-                   f"all of them were preempted {times_out['value']:.0f} times; {complete['value']:.0%} of their answers "
-                   f"are complete, and {same['value']:.0%} [{same['low']:.0%}, {same['high']:.0%}] the same, token by "
-                   "token, as with room for all.", same)
+    yield _finding("preempted answers", f"Measured on {same['model']}: {same['n']:.0f} requests in a pool too small "
+                   f"for all of them were preempted {how_often['value']:.0f} times; {complete['value']:.0%} of their "
+                   f"answers are complete, and {same['value']:.0%} [{same['low']:.0%}, {same['high']:.0%}] the same, "
+                   "token by token, as with room for all.", same)

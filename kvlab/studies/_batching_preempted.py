@@ -27,9 +27,9 @@ class Preempted:
     requests: int = 16
     prompt_tokens: int = 12
     longer: int = 4
-    new_tokens: int = 24
+    new_tokens: int = 20
     block_size: int = 8
-    num_blocks: int = 25
+    num_blocks: int = 23
     model: str = "smollm2-135m"
     text: str = "pydoc:types"
 
@@ -72,11 +72,11 @@ class Preempted:
         from kvlab.accuracy.texts import text
         from kvlab.kv.cache import Layout
         from kvlab.model.generate import greedy
-        ids, prompts = scoring.encode(decoder, text(self.text)), []
-        for number in range(self.requests):
-            length = self.prompt_tokens + number % 4 * self.longer
-            prompts.append(ids[:length])
-            ids = ids[length:]
+        lengths = [self.prompt_tokens + number % 4 * self.longer for number in range(self.requests)]
+        ids = scoring.encode(decoder, text(self.text))
+        if len(ids) < sum(lengths):
+            raise ValueError(f"{self.text} has {len(ids)} tokens, too few for {self.requests} prompts")
+        prompts = ids[:sum(lengths)].split(lengths)
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:

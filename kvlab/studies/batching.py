@@ -49,7 +49,7 @@ LEVERS = {"25 % more blocks": dict(num_blocks=BLOCKS * 5 // 4), "max_num_seqs 80
 
 
 def cases(size: str, *, device: str = "cpu", variants=None, model: str | None = None) -> Iterator[Case]:
-    """Static against continuous, policies, starvation, budgets, max_num_seqs, what relieves memory, what is preempted."""
+    """Static or continuous, policies, starvation, budgets, max_num_seqs, what relieves memory, preempted answers."""
     if variants or model:
         raise ValueError("batching simulates one recorded engine: it takes neither --variants nor --model; "
                          "`kvlab simulate MODEL --gpu …` serves any other")

@@ -7,27 +7,40 @@ from typing import Annotated
 
 import typer
 
+from kvlab.verbs._complete import names, words
+from kvlab.verbs._help import verb
 from kvlab.verbs._options import print_json
 
 SHOW = "show"
+HELP = verb("kvlab claims", "kvlab claims show C03", "kvlab claims --section 5 --lang zh",
+            "kvlab claims --html claims.html",
+            Which_claims="section", Which_results="results run size out", Output="html lang as_json help")
 
 
-def command(asked: Annotated[list[str] | None, typer.Argument(metavar="[show] [ID]…", help="Claims by id, such as C03; "
+def command(asked: Annotated[list[str] | None, typer.Argument(metavar="[show] [ID]…", autocompletion=names("claims"),
+                                                              help="Claims by id, such as C03; "
                                                               "default: all. With show: each with its evidence.")
                              ] = None,
             section: Annotated[int | None, typer.Option(help="A section of the article, 1 … 8.")] = None,
-            results: Annotated[list[str] | None, typer.Option(help="A run to judge in place of the shipped one of its "
+            results: Annotated[list[str] | None, typer.Option(
+                                                              help="A run to judge in place of the shipped one of "
+                                                                   "its "
                                                               "study (directory, id or file); may be given several "
                                                               "times.")] = None,
             run: Annotated[bool, typer.Option("--run", help="Run the studies that these claims rest on, on this "
                                               "machine, and judge those runs; not those of --results.")] = False,
-            size: Annotated[str, typer.Option(help="With --run: smoke, small or large.")] = "small",
+            size: Annotated[str, typer.Option(autocompletion=words("smoke", "small", "large"),
+                                              help="With --run: smoke, "
+                                              "small or large.")] = "small",
             out: Annotated[Path, typer.Option(help="With --run: parent of <study>/<UTC>-<id>.")] = Path("profiles"),
             html: Annotated[Path | None, typer.Option(help="Write the ledger as one self-contained page, in both "
                                                       "languages.")] = None,
-            lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
+            lang: Annotated[str, typer.Option(autocompletion=words("en", "zh"), help="en or zh.")] = "en",
             as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> int:
-    """Check the article's claims: supported, conditional, refuted, outdated, inconclusive or untestable here."""
+    """Check the article's claims: each with its verdict and the evidence behind it.
+
+    Verdicts: supported, conditional, refuted, outdated, inconclusive, untestable here.
+    """
     from kvlab.claims import as_row, ledger
     from kvlab.claims._ledger import chosen
     from kvlab.claims._results import Results, runs_of

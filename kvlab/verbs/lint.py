@@ -8,17 +8,23 @@ from typing import Annotated
 
 import typer
 
+from kvlab.verbs._complete import words
+from kvlab.verbs._help import verb
+
+HELP = verb("kvlab lint Dockerfile serve.py deploy/", "kvlab lint values.yaml --engine vllm --version 0.11.0")
+ENGINES = ("vllm", "sglang", "llama.cpp", "tgi", "triton", "tensorrt_llm")
 MOST = 8                             # names that one line lists
 
 
 def command(files: Annotated[list[str], typer.Argument(help="Files or folders: Python, notebooks, Markdown or plain "
                                                             "text, shell, Dockerfiles, YAML, JSON.")],
-            engine: Annotated[str | None, typer.Option(help="Whose names they are where a file does not tell: vllm, "
+            engine: Annotated[str | None, typer.Option(autocompletion=words(*ENGINES),
+                                                       help="Whose names they are where a file does not tell: vllm, "
                                                             "sglang, llama.cpp, tgi, triton, tensorrt_llm.")] = None,
             version: Annotated[str | None, typer.Option(help="The release of that engine to judge against; default: "
                                                              "the newest its table has.")] = None,
             as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> int:
-    """Names in a file that no serving engine has: variables, flags, keyword arguments and metrics."""
+    """Find variables, flags, arguments and metrics in files that no serving engine has."""
     from kvlab.serving.lint import VERDICTS, lint
     from kvlab.show import printable
     report = lint(files, engine, version)

@@ -1,4 +1,5 @@
-"""kvlab plan: how many requests fit, which GPUs a load needs, the longest context; start-up logs against the model."""
+"""kvlab plan: how many requests fit, which GPUs a load needs, the longest context; start-up logs against the "
+"model."""
 from __future__ import annotations
 
 from dataclasses import asdict
@@ -7,15 +8,26 @@ from typing import Annotated
 
 import typer
 
+from kvlab.verbs._complete import names
+from kvlab.verbs._help import verb
 from kvlab.verbs._options import beside, print_json
 
-Gib = Annotated[float | None, typer.Option(help="Known better than the model does, in GiB of one GPU.")]
+HELP = verb("kvlab plan Qwen/Qwen2-72B --gpu H200 --gpus 4 --max-len 8192",
+            "kvlab plan Qwen/Qwen2-72B --need 64 --max-len 8192", "kvlab plan --from-log server.log --gpu H100",
+            The_question="gpu gpus need longest max_len requests prefix_share",
+            How_the_engine_is_started="tp util max_num_seqs max_batched_tokens block_size kv_format",
+            Known_better_than_the_model_does="weights_gib weight_bits vram_gib non_torch_gib activation_gib graphs_gib "
+                                            "pool_gib blocks",
+            Logs_of_a_start="from_log check_logs", Output="download as_json help")
+
 
 
 def command(
-        model: Annotated[str | None, typer.Argument(help="A name from `kvlab ls models`, a config.json or its folder, "
-                                                    "a .gguf file, or an id in the local Hugging Face cache.")] = None,
-        gpu: Annotated[str | None, typer.Option(help="A name from `kvlab ls gpus`, such as H200.")] = None,
+        model: Annotated[str | None, typer.Argument(autocompletion=names("models"), help="A name from `kvlab ls "
+                                                    "models`, a config.json or its folder, a .gguf file, or an id "
+                                                    "in the local Hugging Face cache.")] = None,
+        gpu: Annotated[str | None, typer.Option(autocompletion=names("gpus"),
+                                                help="A name from `kvlab ls gpus`, such as H200.")] = None,
         gpus: Annotated[int | None, typer.Option(help="How many of them; default: 1, with --need the fewest of 1, 2, "
                                                  "4, 8.")] = None,
         tp: Annotated[int | None, typer.Option(help="GPUs of one replica; default: the least that fits.")] = None,
@@ -23,35 +35,57 @@ def command(
                            ] = None,
         util: Annotated[float | None, typer.Option(help="vLLM's gpu_memory_utilization; default: 0.92, vLLM 0.32's.")
                         ] = None,
-        max_num_seqs: Annotated[int | None, typer.Option(help="Default: vLLM's, by the GPU.")] = None,
-        max_batched_tokens: Annotated[int | None, typer.Option(help="Tokens of one step; default: vLLM's, by the GPU.")
+        max_num_seqs: Annotated[int | None, typer.Option(
+                                                         help="Requests at once; default: vLLM's, by the GPU.")
+                                                              ] = None,
+        max_batched_tokens: Annotated[int | None, typer.Option(
+                                                               help="Tokens of one step; default: vLLM's, by the "
+                                                                    "GPU.")
                                       ] = None,
         block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
-        kv_format: Annotated[str, typer.Option(help="A name from `kvlab ls formats`.")] = "bf16",
+        kv_format: Annotated[str, typer.Option(autocompletion=names("formats"),
+                                               help="A name from `kvlab ls formats`.")] = "bf16",
         prefix_share: Annotated[float, typer.Option(help="Leading share of every prompt, 0 to 1, that all live "
                                                     "requests have in common (of --max-len without --requests).")
                                 ] = 0.0,
-        requests: Annotated[Path | None, typer.Option(help="A trace of requests: concurrency at its lengths.")] = None,
-        weights_gib: Annotated[float | None, typer.Option(help="Weights of all ranks together.")] = None,
-        weight_bits: Annotated[int | None, typer.Option(help="4, 8 or 16 for each parameter, of a quantised checkpoint "
+        requests: Annotated[Path | None, typer.Option(
+                                                      help="A trace of requests: concurrency at its lengths.")
+                                                           ] = None,
+        weights_gib: Annotated[float | None, typer.Option(help="GiB of the weights of all ranks together.")] = None,
+        weight_bits: Annotated[int | None, typer.Option(
+                                                        help="4, 8 or 16 for each parameter, of a quantised "
+                                                             "checkpoint "
                                                         "(AWQ, GPTQ, FP8, MXFP4) instead of --weights-gib.")] = None,
-        vram_gib: Gib = None, non_torch_gib: Gib = None, activation_gib: Gib = None,
-        graphs_gib: Annotated[float | None, typer.Option(help="CUDA graphs; 0 before vLLM 0.21 or with --enforce-eager")
+        vram_gib: Annotated[float | None, typer.Option(help="GiB of memory of one GPU.")] = None,
+        non_torch_gib: Annotated[float | None, typer.Option(help="GiB that CUDA and NCCL hold outside torch on one GPU."
+                                                            )] = None,
+        activation_gib: Annotated[float | None, typer.Option(help="GiB of activations at their peak on one GPU.")
+                                  ] = None,
+        graphs_gib: Annotated[float | None, typer.Option(
+                                                         help="GiB of CUDA graphs; 0 before vLLM 0.21 or with "
+                                                              "--enforce-eager")
                               ] = None,
-        pool_gib: Annotated[float | None, typer.Option(help="The KV pool of one GPU, as a log prints it.")] = None,
+        pool_gib: Annotated[float | None, typer.Option(
+                                                       help="GiB of the KV pool of one GPU, as a log prints it.")
+                                                            ] = None,
         blocks: Annotated[int | None, typer.Option(help="The pool in blocks, as a log prints it.")] = None,
-        need: Annotated[int | None, typer.Option(help="Requests that must fit at once. Without --gpu: which GPUs hold "
+        need: Annotated[int | None, typer.Option(
+                                                 help="Requests that must fit at once. Without --gpu: which GPUs "
+                                                      "hold "
                                                  "them; with --longest: the longest context for so many.")] = None,
         longest: Annotated[bool, typer.Option("--longest", help="The longest context that fits, instead of --max-len."
                                               )] = False,
-        check_logs: Annotated[Path | None, typer.Option(help="A CSV of start-up facts to hold against the block model.")
+        check_logs: Annotated[Path | None, typer.Option(
+                                                        help="A CSV of start-up facts to hold against the block "
+                                                             "model.")
                               ] = None,
         from_log: Annotated[Path | None, typer.Option(help="A start-up log to read; with MODEL where it names none; "
                                                       "with --gpu (and --max-len) what fits in its pool.")] = None,
-        download: Annotated[bool, typer.Option("--download", help="Fetch the config.json (nothing else) of an id that "
+        download: Annotated[bool, typer.Option("--download",
+                                               help="Fetch the config.json (nothing else) of an id that "
                                                "is not here.")] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> int | None:
-    """How many requests a model holds on these GPUs, which GPUs a load needs, or the longest context that fits.
+    """How many requests fit on GPUs, which GPUs a load needs, or the longest context.
 
     Exit code: 0 if it fits, 1 if it does not fit or does not start, 2 for wrong use.
     """

@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
+from kvlab.verbs._complete import words
+from kvlab.verbs._help import verb
 from kvlab.verbs._options import seconds
+
+HELP = verb("kvlab watch http://localhost:8000 --for 5m --kv-usage 0.95",
+            "kvlab watch --rules kvlab.rules.yml --engine vllm",
+            Scraping="every for_ window once timeout token_env",
+            Alerts="preemption_ratio queue_p99 kv_usage hit_rate rules engine", Output="out as_json help")
+ENGINES = ("vllm", "sglang", "tgi", "triton", "trtllm", "llamacpp", "kvlab_sim")
 
 
 def command(url: Annotated[str, typer.Argument(help="http://host:port of the server; /metrics is added to a bare "
@@ -30,14 +38,21 @@ def command(url: Annotated[str, typer.Argument(help="http://host:port of the ser
             once: Annotated[bool, typer.Option("--once", help="One scrape: what it tells since the engine's "
                                                            "start.")] = False,
             timeout: Annotated[str, typer.Option(help="Most time for one scrape.")] = "5s",
-            token_env: Annotated[str, typer.Option(help="Environment variable that holds the server's token; default: "
+            token_env: Annotated[str, typer.Option(
+                                                   help="Environment variable that holds the server's token; "
+                                                        "default: "
                                                         "KVLAB_TOKEN, if set.")] = "",
             rules: Annotated[Path | None, typer.Option(help="Write the alerts as a Prometheus rule file, and "
                                                               "end.")] = None,
-            engine: Annotated[str, typer.Option(help="With --rules: vllm, sglang, tgi, triton, trtllm, llamacpp or "
+            engine: Annotated[str, typer.Option(autocompletion=words(*ENGINES),
+                                                help="With --rules: vllm, sglang, tgi, triton, trtllm, llamacpp or "
                                                      "kvlab_sim. Default: what the server is.")] = "",
-            as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per scrape.")] = False) -> int:
-    """Watch a serving engine's metrics, whichever engine it is; code 1 if an alert fired or a scrape failed."""
+            as_json: Annotated[bool, typer.Option("--json",
+                                                  help="Print one JSON object per scrape.")] = False) -> int:
+    """Watch a serving engine's metrics and alerts, in one vocabulary for all engines.
+
+    Exit code: 0 if nothing fired, 1 if an alert fired or a scrape failed, 2 for wrong use.
+    """
     from kvlab.serving.alerts import Thresholds
     from kvlab.serving.scrape import Scrape
     for option, path in (("--rules", rules), ("--out", out)):

@@ -1,11 +1,11 @@
 """What the claims on the group ratio read: the study's numbers, a census, longer contexts where there are any."""
 import pytest
 
-from kvlab.claims import group_ratio, ratio_choice
+from kvlab.claims import _ratio_census, group_ratio, long_contexts, ratio_choice
 from kvlab.claims._base import judged
 from kvlab.claims._results import Results
 
-CLAIMS = {claim.id: claim for claim in (*group_ratio.CLAIMS, *ratio_choice.CLAIMS)}
+CLAIMS = {claim.id: claim for claim in (*group_ratio.CLAIMS, *long_contexts.CLAIMS, *ratio_choice.CLAIMS)}
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +47,12 @@ def test_a_rise_is_the_difference_of_the_means_over_seeds(results):
 
 
 def test_the_census_counts_grouped_models_with_long_contexts_and_leaves_the_rest_out():
-    shipped = group_ratio._shipped()
+    shipped = _ratio_census.shipped()
     assert shipped["nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16"] == (32, 262_144)
     assert shipped["meta-llama/Meta-Llama-3.1-405B"] == (16, 131_072)
     for left_out in ("tiiuae/falcon-180B", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen-72B", "google/gemma-3-1b-it"):
         assert left_out not in shipped                          # 2,048 tokens; MLA; MHA; MQA
-    counts = [one.value for one in group_ratio._census()]
+    counts = [one.value for one in _ratio_census.census()]
     assert sum(counts) == len(shipped) >= 55 and counts[3] == sum(r > 16 for r, _ in shipped.values())
 
 
@@ -63,7 +63,7 @@ def test_longer_contexts_decide_once_there_are_any(results):
     assert steps.value == pytest.approx(evidence(results, "C24")["narrow_longer"].value)
     gaps = evidence(results, "C25")
     assert safer.value == pytest.approx(gaps["longer"].value - gaps["short"].value) and safer.n == 5
-    assert group_ratio._beyond(longer(results, 8192), "beyond", 16, 32).kind == "missing"
+    assert long_contexts._beyond(longer(results, 8192), "beyond", 16, 32).kind == "missing"
 
 
 @pytest.mark.parametrize("name", ["--num-kv-heads", "num_key_value_heads", "n_head_kv", "group_ratio", "--gqa"])

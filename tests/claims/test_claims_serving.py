@@ -93,7 +93,13 @@ def test_an_engines_budget_has_no_gradients_and_about_two_gib_of_the_rest():
 def test_the_open_report_is_said_beside_the_verdict_on_truncation():
     claim = next(one for one in alarms.CLAIMS if one.id == "C70")
     said = judged(claim, claim.evidence(RESULTS)).verdict.because
-    assert "open report says otherwise" in said.en and "未关闭的报告" in said.zh
+    assert "1 open report (2025, unconfirmed) says otherwise" in said.en and "未关闭的报告" in said.zh
+
+
+def test_that_nothing_is_cut_off_rests_on_answers_that_were_compared():
+    found = evidence(alarms, "C70")
+    assert list(found)[0] == "complete" and {found[name].kind for name in ("complete", "same")} == {"measured"}
+    assert found["complete"].n == 16 and found["preempted"].value > 0
 
 
 def test_a_name_as_written_needs_no_colon():

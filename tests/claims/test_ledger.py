@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.claims import claims, ledger
+from kvlab.claims import as_row, claims, ledger
 from kvlab.claims._base import WORDS, Evidence, absent, judged
 from kvlab.claims._ledger import chosen, modules
 from kvlab.claims._results import Results
+from kvlab.claims._words import shown
 from kvlab.lang import Text
+from kvlab.show_claims import print_claim
 
 HERE = Path(__file__).parent
 
@@ -45,7 +47,8 @@ def changed(evidence, changes):
         else:
             value, low, high = new if isinstance(new, tuple) else (new, None, None)
             kind = "measured" if one.kind == "missing" else one.kind
-            yield replace(one, value=float(value), low=low, high=high, kind=kind, note=None, source=one.source or "test")
+            yield replace(one, value=float(value), low=low, high=high, kind=kind, note=None,
+                          source=one.source or "test")
 
 
 def test_every_claim_of_the_article_is_there_once_and_has_a_flip():
@@ -109,6 +112,23 @@ def test_a_wrong_id_or_section_is_answered_with_what_there_is():
     with pytest.raises(ValueError, match="section 9 is none of the article's; allowed: 1 The bottleneck"):
         chosen((), 9)
     assert [claim.id for claim in chosen(["c03"])] == ["C03"] and chosen((), 1)[0].id == "C01"
+
+
+@pytest.mark.parametrize(("value", "unit", "text"), [
+    (0.99971, "share", "99.97 %"), (1, "share", "100 %"), (0.00462, "share", "0.462 %"), (1808, "token", "1,808 token"),
+    (2023, "year", "2023"), (443_763, "count", "443,763"), (1, "yes/no", "yes"), (None, "count", "–")])
+def test_numbers_are_shown_in_full_and_shares_are_not_rounded_up_to_all(value, unit, text):
+    assert shown(value, unit) == text
+
+
+def test_a_source_is_printed_once_and_what_nothing_reproduces_names_no_command(shipped, capsys):
+    rows = {name: as_row(shipped[name]) for name in ("C03", "C38")}
+    print_claim(rows["C03"], "en")
+    told = capsys.readouterr().out
+    assert told.count(rows["C03"]["evidence"][0]["source"]) == 1 and "reproduce: kvlab size" in told
+    print_claim(rows["C38"], "zh")
+    told = capsys.readouterr().out
+    assert "结论：已过时（引用）" in told and "复现" not in told and rows["C38"]["commands"] == []
 
 
 def test_evidence_that_says_nothing_is_refused():

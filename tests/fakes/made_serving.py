@@ -88,6 +88,14 @@ def levers():
     return rows
 
 
+def preempted(same=1.0, complete=1.0):
+    rows = [row("preempted", metric, value, ends, unit, "measured", "pydoc:types", num_blocks=23)
+            for metric, value, ends, unit in (("preemptions", 7, (None, None), "count"),
+                                              ("same_answer_share", same, (0.79, 1.0), "ratio"),
+                                              ("complete_share", complete, (0.79, 1.0), "ratio"))]
+    return [{**one, "n": 16, "model": "smollm2-135m", "hardware": "a CPU"} for one in rows]
+
+
 def spans():
     rows = []
     for label, what in (("fcfs", "preempted"), ("short first", "decode")):
@@ -104,7 +112,7 @@ def spans():
 def batching():
     return table([*static(), *policy("fcfs", 1.0, 1.0), *policy("short first", 0.7, 1.0),
                   *policy("shortest prefill", 0.3, 2.4), *policy("short first", 0.87, 0.99, SHARE), *starvation(),
-                  *budget(), *seqs(), *levers(), *spans()])
+                  *budget(), *seqs(), *levers(), *preempted(), *spans()])
 
 
 def alarm(name, false=0.0, soon=60.0, clear=300.0):

