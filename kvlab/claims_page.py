@@ -198,7 +198,10 @@ def summary(rows: pd.DataFrame, lang: str = "en") -> Html:
 
 
 def claim(rows: pd.DataFrame, name: str, lang: str = "en") -> Html:
-    """One claim of a ledger with its verdict and all its evidence, for a notebook. Refused: an id it has not."""
+    """One claim of a ledger with its verdict and all its evidence, for a notebook.
+
+    Refused: an id it has not.
+    """
     found = rows[rows["id"] == name].to_dict("records")
     if not found:
         raise no_claim(name, rows["id"])

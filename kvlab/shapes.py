@@ -7,6 +7,7 @@ LAYER_KINDS = ("full", "sliding", "chunked", "mla", "linear")
 
 
 def positive(**values: int) -> None:
+    """Refuse with ValueError what is no whole number of at least 1, by its name."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
@@ -162,14 +163,20 @@ class LayerSpec:
 
     @property
     def span(self) -> int:
-        """Tokens of a sliding layer's window or a chunked layer's chunk. ValueError for a layer that has neither."""
+        """Tokens of a sliding layer's window or a chunked layer's chunk.
+
+        ValueError for a layer that has neither.
+        """
         if self.window is None:
             raise ValueError(f"a {self.kind} layer without a window keeps every token: it has no span")
         return self.window
 
     @property
     def heads(self) -> AttentionShape:
-        """`shape` of a layer that has KV. ValueError for a linear layer."""
+        """`shape` of a layer that has KV.
+
+        ValueError for a linear layer.
+        """
         if (shape := self.shape) is None:
             raise ValueError("a linear layer has no KV, and so no heads to store")
         return shape

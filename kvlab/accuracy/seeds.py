@@ -120,7 +120,10 @@ def _place(x, y, inner, bend_ZR, bends, here, margin) -> tuple[str, str]:
 
 
 def difference(a: Sequence[float], b: Sequence[float], confidence: float = 0.90) -> Estimate:
-    """Mean of a - b, paired by seed. The 90 % interval is the one that `statistics.equivalence` takes."""
+    """Mean of a - b, paired by seed.
+
+    The 90 % interval is the one that `statistics.equivalence` takes.
+    """
     a, b = np.asarray(list(a), dtype=float), np.asarray(list(b), dtype=float)
     if a.shape != b.shape:
         raise ValueError(f"{a.size} and {b.size} values cannot be paired; give one per seed of each")

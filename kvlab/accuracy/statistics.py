@@ -74,16 +74,21 @@ def equivalence(interval: Estimate, margin: float) -> str:
 
 
 def below(interval: Estimate, margin: float) -> str:
-    """One one-sided test at 5 %, from the 90 % interval: is the loss smaller than the margin? A gain is no loss.
+    """One one-sided test at 5 %, from the 90 % interval: is the loss smaller than the margin?
 
+    A gain is no loss.
     "below": the whole interval lies below the margin, "above": all of it lies above, else "inconclusive".
+    Source: one of Schuirmann's (1987) two tests, J. Pharmacokinet. Biopharm. 15.
     """
     _positive(margin=margin)
     return "below" if interval.high < margin else "above" if interval.low >= margin else "inconclusive"
 
 
 def inside(interval: Estimate, low: float, high: float) -> str:
-    """The same for a claimed range: "inside" or "outside" where the whole 90 % interval is, else "inconclusive"."""
+    """The same for a claimed range: "inside" or "outside" where the whole 90 % interval is, else "inconclusive".
+
+    Source: Schuirmann (1987), the two one-sided tests procedure, J. Pharmacokinet. Biopharm. 15.
+    """
     if not low < high:
         raise ValueError(f"a range needs low < high, got {low} and {high}")
     if low < interval.low and interval.high < high:
@@ -97,6 +102,7 @@ def n_needed(interval: Estimate, margin: float) -> int:
     Half-widths shrink with 1/√n. Since the interval is that of a block bootstrap, it holds how alike neighbouring
     tokens are. It is a width and no promise of a verdict: a difference near the margin needs more, one that is far from
     it fewer.
+    Source: n × (half-width ÷ half the margin)², as the standard error of a mean shrinks.
     """
     _positive(margin=margin)
     half = (interval.high - interval.low) / 2

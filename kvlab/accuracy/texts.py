@@ -30,7 +30,10 @@ class TextSource(NamedTuple):
 
 
 def texts() -> list[TextSource]:
-    """The texts of this machine. Manual pages and files are too many to list: one line each says how they are named."""
+    """The texts of this machine.
+
+    Manual pages and files are too many to list: one line each says how they are named.
+    """
     found = [TextSource(f"pydoc:{topic}", f"Python {sys.version_info.major}.{sys.version_info.minor} documentation")
              for topic in sorted(_topics())]
     if not found:

@@ -21,17 +21,24 @@ if TYPE_CHECKING:
 
 
 class Cost(NamedTuple):
-    """What an algorithm must move to and from memory, and compute, at the least. Never a measurement."""
+    """What an algorithm must move to and from memory, and compute, at the least.
+
+    Never a measurement.
+    """
     read_bytes: int
     write_bytes: int
     executed_flops: int
 
     def plus(self, read: int = 0, write: int = 0, flops: int = 0) -> Cost:
+        """The cost with that many bytes and flops more."""
         return Cost(self.read_bytes + read, self.write_bytes + write, self.executed_flops + flops)
 
 
 class Variant(Protocol):
-    """How attention is computed. A frozen dataclass in its own file; knobs are its fields."""
+    """How attention is computed.
+
+    A frozen dataclass in its own file; knobs are its fields.
+    """
     name: str
     # optional: default_layout, a Layout; format_path(trial) -> "native" | "gathered" | "decoded", where a kernel
     # decodes itself or blocks are copied; ran(trial) -> str, which of several ways it takes here; a knob tune = True,
@@ -106,14 +113,20 @@ class VariantRef:
         return Path(self.ref.rpartition(":")[0]) if ".py:" in self.ref else None
 
     def load(self) -> Variant:
-        """The variant itself. Runs the user's module where the reference names a file, anew when that file changed."""
+        """The variant itself.
+
+        Runs the user's module where the reference names a file, anew when that file changed.
+        """
         if self.in_process:
             return _made(self, _local[self.ref.removeprefix("cell:")])
         return _loaded(self, self.source_file.stat().st_mtime_ns if self.source_file else 0)
 
     @property
     def default_layout(self) -> Layout:
-        """The layout that the variant's class names as default_layout, else contiguous. Runs none of a user's file."""
+        """The layout that the variant's class names as default_layout, else contiguous.
+
+        Runs none of a user's file.
+        """
         if self.source_file is None:
             return getattr(self.load(), "default_layout", Layout())
         for line in _class_in(self.ref).body:
@@ -132,8 +145,10 @@ class VariantRef:
 
     @property
     def label(self) -> str:
-        """What tables and figures show: the variant's own name (of a user's that takes a shipped one's name, its
-        class's), with the knobs that were changed."""
+        """What tables and figures show: the variant's own name, with the knobs that were changed.
+
+        Of a user's variant that takes a shipped one's name, its class's.
+        """
         try:
             kind = _local[self.ref.removeprefix("cell:")] if self.in_process else None
             name = _name_of(self, kind, self.source_file.stat().st_mtime_ns if self.source_file else 0)

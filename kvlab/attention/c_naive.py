@@ -14,6 +14,7 @@ class CNaive:
     """Scores, softmax and weighted sum in three passes over a [q_len, kv_len] matrix, per query head. fp32 on a CPU.
 
     Written to be checked: a cache simulator runs the same C file, so that the formula below has a judge.
+    Source: softmax(QKᵀ ÷ √d)·V, Vaswani et al. (2017), arXiv 1706.03762; bytes as counted in that C file.
     """
     name: ClassVar[str] = "c_naive"
 

@@ -10,7 +10,10 @@ from kvlab.attention.naive import Naive
 
 @dataclass(frozen=True)
 class NaiveRepeat(Naive):
-    """Naive attention on repeat_interleave'd K and V: the traffic of MHA, whatever the group ratio."""
+    """Naive attention on repeat_interleave'd K and V: the traffic of MHA, whatever the group ratio.
+
+    Source: naive, with K and V written and read once per query head.
+    """
     name: ClassVar[str] = "naive_repeat"
 
     def attend(self, q_TQD, k_KSD, v_KSE, hidden_TS, softcap):

@@ -13,6 +13,7 @@ class SdpaFlash(Sdpa):
     """sdpa held to the flash back end (about 11 µs of each call are the switch).
 
     What that back end cannot take is refused, where sdpa falls back without a word.
+    Source: as sdpa; torch.nn.attention.sdpa_kernel holds it there.
     """
     name: ClassVar[str] = "sdpa_flash"
 

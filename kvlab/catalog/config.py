@@ -25,8 +25,9 @@ NESTED = ("text_config", "llm_config", "language_config", "language_model_config
 
 
 def read_config(path: Path) -> ModelSpec:
-    """The model of a config.json. Refuses in one sentence what is not one, contradicts itself or is not known.
+    """The model of a config.json.
 
+    Refuses in one sentence what is not one, contradicts itself or is not known.
     Source: the file's own keys; what each means: the public code of the architectures, kind by kind.
     """
     return spec_of(read_json(path), str(path))

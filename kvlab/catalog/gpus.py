@@ -42,8 +42,9 @@ class GPUSpec:
     conflicts: str
 
     def ridge(self, dtype: str = "bf16") -> float | None:
-        """Ridge point of the roofline in flop/B: the intensity above which compute is the limit. None = unknown.
+        """Ridge point of the roofline in flop/B: the intensity above which compute is the limit.
 
+        None = unknown.
         Source: Williams, Waterman, Patterson, Roofline (CACM 2009): peak flop/s over peak B/s.
         """
         flops = self.flops.get(dtype)

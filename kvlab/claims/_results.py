@@ -77,7 +77,10 @@ class Results:
                         source=self.source(study))
 
     def reading(self, study: str, name: str, about: Text, chosen: pd.DataFrame, *, unit: str = "") -> Evidence:
-        """The one row chosen of a study's table as evidence; missing where there is none. Refused: several rows."""
+        """The one row chosen of a study's table as evidence; missing where there is none.
+
+        Refused: several rows.
+        """
         import pandas as pd
         if len(chosen) > 1:
             raise ValueError(f"{name}: {len(chosen)} rows of {study} were chosen for one number")

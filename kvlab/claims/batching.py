@@ -102,8 +102,8 @@ def _trade(found: Found) -> Verdict:
     means, longs = ([found[f"{name}_{load}"] for load in ("azure", "sharegpt")] for name in ("mean", "long"))
     worst = found["longest_wait"]
     mean, long = (" / ".join(times(one) for one in some) for some in (means, longs))
-    en = (f"mean TTFT {mean} of fcfs on two workloads; long prompts {long}, their longest wait {times(worst)} "
-          "(simulated)")
+    en = (f"mean TTFT is {mean} that of fcfs on two workloads; that of long prompts {long}, their longest wait "
+          f"{times(worst)} (simulated)")
     zh = f"两种负载下平均 TTFT 为 fcfs 的 {mean}；长提示为 {long}，其最长等待为 {times(worst)}（仿真）"
     falls = [one.below(1) for one in means]
     if None in falls:

@@ -20,11 +20,10 @@ def _ratio(results: Results, name: str, about: Text, above: str, below: str, les
 
 
 def _vllm(results: Results):
+    for name in ("sglang_transformers", "tgi_transformers", "vllm_transformers"):
+        yield results.quoted(f"c59_{name}", name=name)
     yield cell_has("vLLM", "block_size", "tokens", "vllm_blocks", Text("vLLM keeps KV in blocks", "vLLM 以块存放 KV"))
     yield results.quoted("c59_vllm_mixes_steps", name="vllm_continuous")
-    yield results.quoted("c59_vllm_transformers", name="vllm_transformers")
-    yield results.quoted("c59_sglang_transformers", name="sglang_transformers")
-    yield results.quoted("c59_tgi_transformers", name="tgi_transformers")
 
 
 def _vllm_best(found: Found) -> Verdict:

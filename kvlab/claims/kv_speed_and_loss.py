@@ -4,27 +4,8 @@ from __future__ import annotations
 from math import hypot, sqrt
 from statistics import NormalDist
 
-from kvlab.claims._base import (
-    Claim,
-    Evidence,
-    Found,
-    Verdict,
-    conditional,
-    inconclusive,
-    refuted,
-    supported,
-)
-from kvlab.claims._kv_evidence import (
-    FP8,
-    FP8_SCHEMES,
-    INT8,
-    bytes_ratio,
-    interval,
-    loss,
-    minus_fp8,
-    percent,
-    scored,
-)
+from kvlab.claims._base import Claim, Evidence, Found, Verdict, conditional, inconclusive, refuted, supported
+from kvlab.claims._kv_evidence import FP8, FP8_SCHEMES, INT8, bytes_ratio, interval, loss, minus_fp8, percent, scored
 from kvlab.claims._kv_speed import gain, on_a_cpu, published_gains, steps
 from kvlab.claims._results import Results, catalogue
 from kvlab.lang import Text
@@ -76,7 +57,8 @@ def _as_one_number(found: Found, said: float) -> Verdict:
     if not (always or one):
         short, long = found.get("batch_short"), found.get("batch_long")
         if short and long:
-            en += f"; {said:.0%} takes batch {short.value:.0f} at the least context, {long.value:.0f} at the most"
+            en += (f"; {said:.0%} takes batch {short.value:.0f} at the shortest context, {long.value:.0f} at the "
+                   "longest")
             zh += f"；要到 {said:.0%}，最短的上下文需 batch {short.value:.0f}，最长的需 {long.value:.0f}"
         return conditional(en, zh)
     miss = found["miss"]
@@ -167,6 +149,11 @@ def _below_a_tenth(found: Found) -> Verdict:
         f"{FP8_SCHEMES[name][2]} {interval(one).zh}" for name, one in losses.items())
     if None not in told.values():
         return (supported if all(told.values()) else conditional if any(told.values()) else refuted)(en, zh)
+    for name in (settled := [name for name, below in told.items() if below is not None]):
+        en += f"; {FP8_SCHEMES[name][1]} is {'below' if told[name] else 'above'} {LOSS_FP8:.1%}"
+        zh += f"；{FP8_SCHEMES[name][2]}{'低于' if told[name] else '高于'} {LOSS_FP8:.1%}"
+    if settled:
+        en, zh = f"{en}, the rest is open", f"{zh}，其余未决"
     return inconclusive(f"the metric is not said; {en}", f"文章没有说是什么指标；{zh}", _more(found, told))
 
 

@@ -40,7 +40,7 @@ class Caption(NamedTuple):
         """The same for \\caption{…}, its special characters made harmless."""
         return escaped(self.text)
 
-    def metadata(self, wanted: str) -> dict[str, str]:
+    def metadata(self, wanted: str) -> dict[str, str | list[str]]:
         """What a file of that format can say of itself."""
         words, title = ", ".join(self.keywords), translated(self.title, self.lang)
         return {"pdf": {"Title": title, "Subject": self.text, "Keywords": words},

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvlab.figures._style import drawing
 from kvlab.record._tex import escaped
@@ -72,7 +72,7 @@ def _light(figure: Figure) -> Iterator[None]:
 def _escaping() -> Iterator[None]:
     """matplotlib's pgf backend takes text for LaTeX source; here it is text, as everywhere else in a figure."""
     from matplotlib.backends import backend_pgf
-    plain = backend_pgf.RendererPgf
+    plain: Any = backend_pgf.RendererPgf
 
     class Escaping(plain):
         def draw_text(self, gc, x, y, s, prop, angle, ismath=False, mtext=None):
@@ -80,8 +80,8 @@ def _escaping() -> Iterator[None]:
 
         def get_text_width_height_descent(self, s, prop, ismath):
             return super().get_text_width_height_descent(escaped(s), prop, ismath)
-    backend_pgf.RendererPgf = Escaping
+    setattr(backend_pgf, "RendererPgf", Escaping)  # noqa: B010
     try:
         yield
     finally:
-        backend_pgf.RendererPgf = plain
+        setattr(backend_pgf, "RendererPgf", plain)  # noqa: B010

@@ -15,7 +15,10 @@ NULL_BLOCK = 0
 
 
 class OutOfBlocks(RuntimeError):
-    """A request needs more blocks than are free; the pool is as it was. Blocks are counted in `needed` and `free`."""
+    """A request needs more blocks than are free; the pool is as it was.
+
+    Blocks are counted in `needed` and `free`.
+    """
 
     def __init__(self, needed: int, free: int):
         super().__init__(needed, free)
@@ -86,12 +89,18 @@ class BlockPool:
         return self._ref_counts[block_id]
 
     def allocate(self, num_tokens: int) -> list[int]:
-        """A block table for a new sequence of num_tokens tokens. All or nothing: raises OutOfBlocks."""
+        """A block table for a new sequence of num_tokens tokens.
+
+        All or nothing: raises OutOfBlocks.
+        """
         _whole(1, num_tokens=num_tokens)
         return self.take(self.blocks_for(num_tokens))
 
     def take(self, count: int) -> list[int]:
-        """count blocks from the head of the free queue, evicting what they remembered. Raises OutOfBlocks."""
+        """count blocks from the head of the free queue, evicting what they remembered.
+
+        Raises OutOfBlocks.
+        """
         blank, counts = self._blank, self._ref_counts
         if count == 1 and blank:                                # an append: the most frequent call
             block_id = blank.pop()
@@ -109,9 +118,10 @@ class BlockPool:
         return taken
 
     def share(self, block_ids: Sequence[int]) -> None:
-        """One table more holds each of the blocks; free ones leave the free queue. To be done before `take` evicts.
+        """One table more holds each of the blocks; free ones leave the free queue.
 
-        Refuses a block that is free and remembers nothing: what it held is of no use to anybody.
+        To be done before `take` evicts. Refuses a block that is free and remembers nothing: what it held is of no use
+        to anybody.
         """
         counts, lru, end = self._ref_counts, self._lru, self.num_blocks
         for block_id in block_ids:
@@ -137,7 +147,10 @@ class BlockPool:
             self._twins.setdefault(block_hash, []).append(block_id)
 
     def cached(self, hashes: Iterable[Hashable]) -> list[int]:
-        """The blocks of the longest run of hashes, from the first on, that are remembered. Changes nothing."""
+        """The blocks of the longest run of hashes, from the first on, that are remembered.
+
+        Changes nothing.
+        """
         found, blocks = self._found, []
         try:
             for block_hash in hashes:

@@ -60,7 +60,10 @@ class Layout:
 
 
 def block_tables(workload: Workload, layout: Layout, seed: int) -> tuple[list[list[int]], int]:
-    """(one block table per sequence, number of blocks). Paged tables come from a BlockPool, whose block 0 is null."""
+    """(one block table per sequence, number of blocks).
+
+    Paged tables come from a BlockPool, whose block 0 is null.
+    """
     if layout.block_size is None:
         return [[b] for b in range(workload.batch_size)], workload.batch_size
     size = layout.block_size

@@ -71,7 +71,10 @@ class PrefixCache:
         self.pool, self.queries, self.hits = pool, 0, 0
 
     def allocate(self, tokens: Sequence[int], extra: object = None) -> tuple[list[int], int]:
-        """(block table, how many of the tokens are in it already). Raises OutOfBlocks and changes nothing."""
+        """(block table, how many of the tokens are in it already).
+
+        Raises OutOfBlocks and changes nothing.
+        """
         pool = self.pool
         positive(tokens=len(tokens))
         hashes = chain(tokens, pool.block_size, extra)

@@ -171,10 +171,10 @@ def crossover_tokens(model: ModelSpec, fmt: KVFormat | str = "bf16", dtype_bytes
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the cache of a batch of equally long sequences is. Bytes; None = unknown.
+    """How large the cache of a batch of equally long sequences is.
 
-    kv_bytes and state_bytes: all sequences, over all ranks once. kv_bytes_per_token: growth per token of one sequence,
-    on average over one cycle of the format (growth_note says what that means here).
+    Bytes; None = unknown. kv_bytes and state_bytes: all sequences, over all ranks once. kv_bytes_per_token: growth
+    per token of one sequence, on average over one cycle of the format (growth_note says what that means here).
     kv_bytes_per_rank: what each of tp ranks holds. weight_bytes: over all ranks once, weights_are says how counted.
     engine_bytes: all sequences in a paged engine's blocks, at most, with max_batched_tokens in flight beside windows
     and chunks. approximate: why not exact, "" = exact.

@@ -21,19 +21,22 @@ Found = tuple[Trial | None, Reading]           # None: the reading is about the 
 
 
 class Probe(Protocol):
-    """Something that looks at a comparison. A frozen dataclass in its own file; knobs are its fields.
+    """Something that looks at a comparison.
 
-    metrics: metric -> unit, for the whole project one unit per name. needs: probes whose readings it uses.
-    rotates: whether it calls on rotating input copies (else copy 0 alone is built).
-    Optional: on_request = True for a costly one, which runs only where it is named (Watch.also).
+    A frozen dataclass in its own file; knobs are its fields. metrics: metric -> unit, for the whole project one unit
+    per name. needs: probes whose readings it uses. rotates: whether it calls on rotating input copies (else copy 0
+    alone is built). Optional: on_request = True for a costly one, which runs only where it is named (Watch.also).
     """
     name: ClassVar[str]
     metrics: ClassVar[Mapping[str, str]]
     needs: ClassVar[tuple[str, ...]]
     rotates: ClassVar[bool]
 
-    def why_not(self, trial: Trial) -> str | None: ...
-    def measure(self, bench: Bench) -> Iterable[Found]: ...
+    def why_not(self, trial: Trial) -> str | None:
+        """Why it cannot look at this trial here, in one sentence; None = it can."""
+
+    def measure(self, bench: Bench) -> Iterable[Found]:
+        """(trial, reading) pairs; a trial of None means that the reading is of the whole comparison."""
 
 
 probes = Registry("probe", "kvlab.probes", attribute="name")
@@ -74,6 +77,7 @@ class Bench:
     stage: str = ""
 
     def inputs_of(self, trial: Trial) -> list[Inputs]:
+        """The inputs of the trial's KV format and layout: several copies where a call would find one in a cache."""
         return self.inputs[trial.kv_format, trial.layout]
 
     @contextmanager
@@ -93,6 +97,7 @@ class Bench:
                 self.watch.fatal()
 
     def fail(self, trial: Trial, error: BaseException | str) -> None:
+        """Take the trial off the bench; what went wrong becomes its rows' status and error."""
         text = str(error) if isinstance(error, str | Broken) else f"{type(error).__name__}: {error}".strip()
         low = text.lower()
         oom = isinstance(error, MemoryError) or "out of memory" in low or "can't allocate memory" in low

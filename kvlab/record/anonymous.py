@@ -36,7 +36,10 @@ NEVER = "the git commit, device serial numbers, user and host names of the manif
 
 
 class Anonymous:
-    """Takes out of tables what identifies, and remembers what that was. One serves all parts of a table."""
+    """Takes out of tables what identifies, and remembers what that was.
+
+    One serves all parts of a table.
+    """
 
     def __init__(self):
         self._runs: dict[str, str] = {}

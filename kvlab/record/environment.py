@@ -84,8 +84,10 @@ def cpu_steal_seconds() -> float | None:
 
 
 def portable(text: str) -> str:
-    """The text with each absolute path cut to what says nothing of the machine: relative to the current folder
-    where it lies below it, else the last part; the home folder is "~"."""
+    """The text with each absolute path cut to what says nothing of the machine.
+
+    Relative to the current folder where it lies below it, else the last part; the home folder is "~".
+    """
     return _ABSOLUTE.sub(lambda found: _portable_path(found.group()), text)
 
 
@@ -226,7 +228,10 @@ class Manifest(BaseModel):
 
     @classmethod
     def read(cls, run: Path) -> Manifest:
-        """The manifest of a run directory. Refused: a folder without one, another schema version, damage."""
+        """The manifest of a run directory.
+
+        Refused: a folder without one, another schema version, damage.
+        """
         import json
         path = run / "manifest.json"
         try:

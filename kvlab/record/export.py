@@ -51,7 +51,10 @@ def explained(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait until what is measured is on disk; it is raised then. (Only the main thread is interrupted.)"""
+    """Let Ctrl-C wait until what is measured is on disk; it is raised then.
+
+    (Only the main thread is interrupted.)
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -161,8 +161,10 @@ def table(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
 
 
 def schema() -> pa.DataFrameSchema:
-    """What a stored result table must satisfy: columns, dtypes, allowed kinds, a value unless missing, one unit
-    per metric."""
+    """What a stored result table must satisfy.
+
+    Columns, dtypes, allowed kinds, a value unless missing, one unit per metric.
+    """
     import pandera.pandas as pa
     allowed = {"kind": KINDS, "status": STATUSES}
     columns = {name: pa.Column(dtype, nullable=dtype != "string",

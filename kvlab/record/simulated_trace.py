@@ -15,8 +15,10 @@ SPANS = ("queued", "prefill", "decode", "preempted", "recompute")
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulated trace says. replicas: of each its id, simulated_s (first to last step), busy_s (in steps),
-    steps and spans, which are rows of what, count, mean_s, total_s. problems: one sentence for each thing left out.
+    """What a simulated trace says.
+
+    replicas: of each its id, simulated_s (first to last step), busy_s (in steps), steps and spans, which are rows of
+    what, count, mean_s, total_s. problems: one sentence for each thing left out.
     """
     replicas: list[dict[str, Any]]
     problems: tuple[str, ...]

@@ -29,6 +29,7 @@ def t_interval(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     """Mean with Student's t-interval; low and high are nan for a single value, which tells no spread.
 
     Refused (ValueError): no values, a value that is not finite, a confidence outside 0 … 1.
+    Source: Student (1908), The probable error of a mean, Biometrika 6.
     """
     values = np.asarray(list(values), dtype=float)
     if not values.size or not np.isfinite(values).all():
@@ -62,6 +63,7 @@ def fit(x, y, low, high, power: bool = False, draws: int = 2000) -> tuple[float,
 
     Each draw moves every point inside its own interval; points weigh by relative size, so that the longest does not
     decide alone. The scatter around the line widens the interval too, by Student's t for the few points there are.
+    Source: weighted least squares; a parametric bootstrap of the points, Efron and Tibshirani (1993), chapter 6.
     """
     from scipy.stats import norm, t
     x, y, low, high = (np.asarray(a, dtype=float) for a in (x, y, low, high))
@@ -85,7 +87,10 @@ SAME = ("variant", "kv_format", "block_size", "page_order")          # what an A
 
 
 def aa_resolution(rows: pd.DataFrame) -> tuple[float, float, float] | None:
-    """Ratio of the two medians of an A/A pair, with the interval that theirs give."""
+    """Ratio of the two medians of an A/A pair, with the interval that theirs give.
+
+    Source: median A ÷ median B; low A ÷ high B … high A ÷ low B.
+    """
     times = rows[(rows["metric"] == "latency_s") & (rows["kind"] == "measured")]
     for _, group in times.groupby("comparison_id", sort=False):
         again = group[group["replica"] == 1]

@@ -154,9 +154,9 @@ def _replayed(journal: Path) -> tuple[dict[str, list[dict]], list[str], int]:
 
 
 def read_table(path: Path | str) -> pd.DataFrame:
-    """The result table in a run directory (its parquet if it was closed, else the committed part of its journal),
-    or in a .parquet, .csv or .jsonl file of one.
+    """The result table of a run directory, or of a .parquet, .csv or .jsonl file of one.
 
+    Of a run directory its parquet if it was closed, else the committed part of its journal.
     Refused in one sentence: a path that does not exist (StoreError), another kind of file, another schema version,
     other columns (ValueError). Damage in a journal is a warning.
     """

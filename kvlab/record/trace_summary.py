@@ -19,12 +19,13 @@ Interval = tuple[float, float, str, str]                # start, end, what begin
 
 @dataclass(frozen=True)
 class Summary:
-    """What a trace says. Times are the profiler's (measured, its overhead included), bytes are modelled from shapes.
+    """What a trace says.
 
-    calls: ranges "kvlab:call …"; seconds: inside them, or of the whole trace where there are none (calls 0), the
-    processes of a trace added up.
-    operators, by their own time, on a GPU by that of the kernels they launched: name, class, calls, total_s, self_s,
-    share (of these seconds on every thread, so that all shares and the gaps make 1), kernel_s, bytes, bytes_of
+    Times are the profiler's (measured, its overhead included), bytes are modelled from shapes. calls: ranges
+    "kvlab:call …"; seconds: inside them, or of the whole trace where there are none (calls 0), the processes of a
+    trace added up. operators, by their own time, on a GPU by that of the kernels they launched: name, class, calls,
+    total_s, self_s, share (of these seconds on every thread, so that all shares and the gaps make 1), kernel_s,
+    bytes, bytes_of
     ("inputs + outputs", "inputs", "" where an operator inside is counted). lanes, one a thread or stream: lane, kind,
     busy_s, gap_s, gap_share, largest_gap_s, largest_gap. kernels: operator (NO_OPERATOR where a call launched them
     outside of any, a row of operators without calls and time of its own), kernel, class (the operator's, else by the

@@ -15,12 +15,13 @@ from kvlab.units import GiB
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the engine is started. None: vLLM 0.32's own default, or for tp the least that fits.
+    """How the engine is started.
 
-    weights_gib: of all ranks together. weight_bits: 4, 8 or 16 instead of it, of every parameter. vram_gib,
-    non_torch_gib, activation_gib, graphs_gib, pool_gib: of one GPU, known better. blocks: the pool as a log states it.
-    prefix_share: of every prompt, or of max_len where no lengths are given, the leading share that all live requests
-    have in common: it is stored once while any of them lives.
+    None: vLLM 0.32's own default, or for tp the least that fits. weights_gib: of all ranks together. weight_bits: 4,
+    8 or 16 instead of it, of every parameter. vram_gib, non_torch_gib, activation_gib, graphs_gib, pool_gib: of one
+    GPU, known better. blocks: the pool as a log states it. prefix_share: of every prompt, or of max_len where no
+    lengths are given, the leading share that all live requests have in common: it is stored once while any of them
+    lives.
     """
     tp: int | None = None
     util: float = UTIL

@@ -42,8 +42,11 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One watched number. value: None = none to be had, `note` says why. over_s: what the window spans so far,
-    None = since the engine's start. at_least: the true value lies beyond a histogram's last bound, which value is."""
+    """One watched number.
+
+    value: None = none to be had, `note` says why. over_s: what the window spans so far, None = since the engine's
+    start. at_least: the true value lies beyond a histogram's last bound, which value is.
+    """
     name: str
     value: float | None
     limit: float

@@ -33,14 +33,14 @@ STANDARD = Settings()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a deployment holds. Bytes are of one GPU; blocks, requests and tokens of one replica unless they say total.
+    """What a deployment holds.
 
-    terms: VRAM and what is taken from it (empty where the pool is given and the weights or the device's budget are
-    unknown); pool: what is left, with its interval. concurrency: blocks ÷ blocks of one request of max_len, as vLLM
-    logs it. requests: whole requests of max_len that the pool holds without its null block, a prefix shared; least,
-    most: at the ends of the pool's interval. live: that, or max_num_seqs if fewer. binds: "pool" or "cap". tokens: as
-    vLLM 0.21 and later log the cache's size. starts: whether one request of max_len fits, without which vLLM refuses
-    to start.
+    Bytes are of one GPU; blocks, requests and tokens of one replica unless they say total. terms: VRAM and what is
+    taken from it (empty where the pool is given and the weights or the device's budget are unknown); pool: what is
+    left, with its interval. concurrency: blocks ÷ blocks of one request of max_len, as vLLM logs it. requests: whole
+    requests of max_len that the pool holds without its null block, a prefix shared; least, most: at the ends of the
+    pool's interval. live: that, or max_num_seqs if fewer. binds: "pool" or "cap". tokens: as vLLM 0.21 and later log
+    the cache's size. starts: whether one request of max_len fits, without which vLLM refuses to start.
     """
     model: str
     gpu: str
@@ -84,6 +84,7 @@ def plan(spec: ModelSpec, gpu: GPUSpec | str, gpus: int = 1, settings: Settings 
     DoesNotFit: weights, or weights and a pool that is given, that no GPU holds, with the GPUs that it needs at least.
     ValueError: unknown weights or memory, gpus that tp does not divide, a tp that does not fit the heads, a block size
     that splits scale groups, a pool given for several GPUs without its tp; KeyError: an unknown name.
+    Source: vLLM's budget: util × memory − weights − activations − graphs − what torch does not hold (_budget.py).
     """
     gpu = gpu_named(gpu) if isinstance(gpu, str) else gpu
     positive(gpus=gpus)
@@ -186,7 +187,7 @@ def gpus_for(spec: ModelSpec, need: int, settings: Settings = STANDARD, counts: 
     """For every GPU of the catalogue (NVIDIA, AMD), the fewest of `counts` that hold `need` live requests of max_len.
 
     Fewest GPUs first, then least memory; a GPU of which no count is enough is left out. Refuses unknown weights, and a
-    pool that is given: it belongs to one GPU.
+    pool that is given: it belongs to one GPU. Source: plan() of every count.
     """
     positive(need=need)
     if settings.pool_known or settings.vram_gib is not None:
@@ -221,7 +222,10 @@ def _best(spec: ModelSpec, gpu: GPUSpec, gpus: int, need: int, settings: Setting
 
 def longest_context(spec: ModelSpec, gpu: GPUSpec | str, gpus: int = 1, need: int = 1,
                     settings: Settings = STANDARD) -> int:
-    """The largest max_len at which `need` requests of that length fit at once, over all replicas; 0 if none does."""
+    """The largest max_len at which `need` requests of that length fit at once, over all replicas; 0 if none does.
+
+    Source: longest_option.
+    """
     return longest_option(spec, gpu, gpus, need, settings)[0]
 
 

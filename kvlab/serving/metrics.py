@@ -149,7 +149,10 @@ def _mapped(row: dict[str, str]) -> Mapped:
 
 
 def engine_of(names: Iterable[str]) -> str:
-    """The engine whose metrics these are: the one with most names. ValueError where there are none of any."""
+    """The engine whose metrics these are: the one with most names.
+
+    ValueError where there are none of any.
+    """
     names = list(names)
     counts = {engine: sum(name.startswith(prefix) for name in names) for engine, prefix in PREFIXES.items()}
     engine = max(counts, key=counts.__getitem__)

@@ -30,12 +30,13 @@ _FIT_STEPS, _FIT_WIDTH = 10, 0.1            # of the search around the factor th
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A run beside its simulation. Times are seconds, errors signed and relative; None where there is no number.
+    """A run beside its simulation.
 
-    fit: none, scalar (fitted on this run) or carried (from another). errors, real, simulated: by statistic. series_mae:
-    mean absolute error of running and waiting requests and of KV usage in points, over the run's own ticks. blocks,
-    step_time, scheduler: what was used, each with its kind and source. requests, left_out: how many were compared, and
-    which rows were not. notes: what to know before believing it.
+    Times are seconds, errors signed and relative; None where there is no number. fit: none, scalar (fitted on this
+    run) or carried (from another). errors, real, simulated: by statistic. series_mae: mean absolute error of running
+    and waiting requests and of KV usage in points, over the run's own ticks. blocks, step_time, scheduler: what was
+    used, each with its kind and source. requests, left_out: how many were compared, and which rows were not. notes:
+    what to know before believing it.
     """
     run: str
     fit: str

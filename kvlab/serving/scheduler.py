@@ -24,11 +24,12 @@ from kvlab.serving.scheduler_config import SchedulerConfig
 
 
 class Scheduler:
-    """Requests waiting for and running on one engine over one block pool. The clock is the caller's.
+    """Requests waiting for and running on one engine over one block pool.
 
-    submit a request when it arrives, ask for the next step with schedule(), and call finish(step) when it has
-    taken its time. Counters: preemptions; queried_tokens and cached_tokens, the prompt tokens looked up in the prefix
-    cache and found there at first admission (who comes back after a preemption is not counted, as in vLLM).
+    The clock is the caller's. submit a request when it arrives, ask for the next step with schedule(), and call
+    finish(step) when it has taken its time. Counters: preemptions; queried_tokens and cached_tokens, the prompt
+    tokens looked up in the prefix cache and found there at first admission (who comes back after a preemption is not
+    counted, as in vLLM).
     """
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool):

@@ -27,11 +27,12 @@ MOST_SAMPLES = 5_000_000        # lines of a timeline, about 1.5 GB
 
 @dataclass(slots=True)
 class Simulation:
-    """What became of a trace on a simulated engine. All times are simulated seconds since the trace began.
+    """What became of a trace on a simulated engine.
 
-    served: requests in the order in which they ended or were rejected; empty where a sink took them. samples: the
-    engine's state every every_s, of all replicas together, as TIMELINE names it; counts since the start are cumulative.
-    step_time: its source, kind and device. num_blocks: of one replica, the null block included.
+    All times are simulated seconds since the trace began. served: requests in the order in which they ended or were
+    rejected; empty where a sink took them. samples: the engine's state every every_s, of all replicas together, as
+    TIMELINE names it; counts since the start are cumulative. step_time: its source, kind and device. num_blocks: of
+    one replica, the null block included.
     """
     config: SchedulerConfig
     num_blocks: int

@@ -76,7 +76,10 @@ def read_trace(path: Path | str, format: str | None = None, *, bad: str = "refus
 
 
 def write_trace(path: Path | str, requests: Iterable[Request]) -> int:
-    """Write kvlab's own JSONL, whole or not at all; returns how many. What is at its default is left out."""
+    """Write kvlab's own JSONL, whole or not at all; returns how many.
+
+    What is at its default is left out.
+    """
     plain = {field.name: field.default for field in fields(Request)}
     path, count = Path(path), 0
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")

@@ -36,6 +36,7 @@ class LogNormal:
                              f"median {self.median}, sigma {self.sigma}, least {self.least}, most {self.most}")
 
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """So many numbers, one by one and independent."""
         return np.clip(self.median * np.exp(self.sigma * rng.standard_normal(count)), self.least, self.most)
 
 
@@ -52,6 +53,7 @@ class Quantiles:
                              f"got {self.points!r:.200}")
 
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """So many numbers, one by one and independent."""
         percents, values = zip(*self.points, strict=True)
         return np.expm1(np.interp(rng.random(count) * 100, percents, np.log1p(values)))
 
@@ -69,16 +71,16 @@ Distribution = LogNormal | Quantiles
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What requests are like. Lengths are tokens, drawn one by one and independent of each other.
+    """What requests are like.
 
-    rate_per_s: mean arrivals per second. gaps: the times between arrivals as a distribution, scaled to the rate; None:
-    gamma of coefficient of variation gap_cv (1: Poisson; 0: even). tick_s: arrivals show only at its multiples.
-    prompt, output: a first prompt's and every answer's tokens.
-    system_prompts: how many there are (0: none), each of system_pieces pieces, the k-th drawn with weight 1 / k^zipf.
-    follow: the share of requests that go on from an earlier prompt: from one that arrived `lag` seconds before them,
-    with whose `kept` first pieces theirs begins, and `added` pieces behind them. A prompt has one follow-up, so that
-    conversations grow and documents are asked about again. Where nothing that old and that long is open, the request
-    is a first one after all.
+    Lengths are tokens, drawn one by one and independent of each other. rate_per_s: mean arrivals per second. gaps:
+    the times between arrivals as a distribution, scaled to the rate; None: gamma of coefficient of variation gap_cv
+    (1: Poisson; 0: even). tick_s: arrivals show only at its multiples. prompt, output: a first prompt's and every
+    answer's tokens. system_prompts: how many there are (0: none), each of system_pieces pieces, the k-th drawn with
+    weight 1 / k^zipf. follow: the share of requests that go on from an earlier prompt: from one that arrived `lag`
+    seconds before them, with whose `kept` first pieces theirs begins, and `added` pieces behind them. A prompt has
+    one follow-up, so that conversations grow and documents are asked about again. Where nothing that old and that
+    long is open, the request is a first one after all.
     """
     name: str
     rate_per_s: float

@@ -46,14 +46,15 @@ def command(name: Annotated[str, typer.Argument(
         raise ValueError("--all draws from the rows that kvlab ships; leave --run out, or draw the figures of a run "
                          f"with kvlab report {run}")
     wanted = tuple(dict.fromkeys(one.strip() for one in formats.split(",") if one.strip()))
-    page = dict(venue=venue, columns=columns, anonymous=anonymous, lang=lang)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *where: print(f"kvlab: {message}", file=sys.stderr)
         if every:
             from kvlab.figures._gallery import write_all
-            paths = write_all(out or Path("gallery"), wanted, **page)
+            paths = write_all(out or Path("gallery"), wanted, venue=venue, columns=columns, anonymous=anonymous,
+                              lang=lang)
         else:
             from kvlab.figures import save
-            paths = save(name, results(run), out or Path("."), wanted, **page)
+            paths = iter(save(name, results(run), out or Path("."), wanted, venue=venue, columns=columns,
+                              anonymous=anonymous, lang=lang))
         for path in paths:
             print(path)

@@ -28,6 +28,15 @@ def test_names_are_looked_up_in_every_release_that_was_read(module, name, wanted
     assert "28 releases of vLLM from 0.8.5 to 0.32.0" in found["written_now"].source
 
 
+@pytest.mark.parametrize("kind, name", [
+    ("flag", "--scheduling-policy"), ("flag", "--max-num-batched-tokens"), ("metric", "vllm:num_requests_running"),
+    ("metric", "vllm:num_requests_waiting"), ("metric", "vllm:kv_cache_usage_perc"),
+    ("metric", "vllm:num_preemptions_total"), ("metric", "vllm:generation_tokens_total")])
+def test_what_a_verdict_tells_to_write_instead_is_in_the_newest_release(kind, name):
+    now, _ = _serving.by_release("x", kind, (name,), Text(name, f"名字 {name}"))
+    assert now.value == 1
+
+
 def test_a_name_that_the_engine_has_is_found_as_it_is_written():
     now, ever = _serving.by_release("x", "metric", ("vllm:num_preemptions_total", "vllm:gpu_cache_usage_perc"),
                                     Text("two", "两个"))

@@ -35,11 +35,11 @@ class Component(NamedTuple):
 
 
 class Codec(ABC):
-    """How one of K, V is turned into stored arrays. Codecs are frozen dataclasses: one file per family.
+    """How one of K, V is turned into stored arrays.
 
-    name, about: of the codec; about is one line for `kvlab ls formats`. static: scales that a calibration pass must
-    find are not there yet. sizes_only: kvlab knows the bytes and does not compute. residual: most tokens that stay in
-    fp16, in one tail per sequence outside the blocks.
+    Codecs are frozen dataclasses: one file per family. name, about: of the codec; about is one line for `kvlab ls
+    formats`. static: scales that a calibration pass must find are not there yet. sizes_only: kvlab knows the bytes
+    and does not compute. residual: most tokens that stay in fp16, in one tail per sequence outside the blocks.
     """
     name: str
     static = False
@@ -92,7 +92,10 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class KVFormat:
-    """How K and V are stored, each by its own codec. Multiplies freely with every attention variant."""
+    """How K and V are stored, each by its own codec.
+
+    Multiplies freely with every attention variant.
+    """
     name: str
     k: Codec
     v: Codec
@@ -250,7 +253,10 @@ def format_names(sizes_only: bool = False) -> list[str]:
 
 
 def kv_format(name: str) -> KVFormat:
-    """The format of that name. Unknown names raise KeyError with a near match and the list."""
+    """The format of that name.
+
+    Unknown names raise KeyError with a near match and the list.
+    """
     if not isinstance(name, str):
         raise _unknown(name)
     return _found(name)
