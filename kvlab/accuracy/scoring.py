@@ -53,7 +53,8 @@ def encode(decoder: Decoder, text: str) -> Tensor:
 def windows(document: str, ids: Tensor, *, window: int = 512, count: int | None = 1, start: int = 0) -> list[Window]:
     """The first `count` windows of a text's token ids from token `start` on, one behind the other; None: all that fit.
 
-    Refused (ValueError): a text with fewer tokens than that; a window of one token, which predicts nothing.
+    ids: [tokens]. Refused (ValueError): a text with fewer tokens than that; a window of one token, which predicts
+    nothing.
     """
     if count is None:
         count = max(1, (len(ids) - start) // window) if window > 0 else 1
@@ -92,7 +93,7 @@ def score_windows(decoder: Decoder, chosen: Sequence[Window], formats="fp32", *,
 
     nll, rank: of the next token (`token`; rank 0 = most probable); absent at the last token of a window, which has
     none. kl: KL(fp32 cache || this cache) over the whole vocabulary, nats. top1: both hold the same token most
-    probable. reference: hidden_states of the fp32 cache where they are at hand; computed otherwise.
+    probable. reference: hidden_states of the fp32 cache, [tokens, hidden] a window, where at hand.
     every: logits of one token in so many only, for long windows.
     Memory: hidden states are kept, and logits exist for 32 tokens at a time.
     Raises ValueError where NaN or infinity turns up, naming window, layer and token.
@@ -156,7 +157,8 @@ def kl_divergence(p_TV: Tensor, q_TV: Tensor) -> Tensor:
 def with_scales(decoder: Decoder, formats, calibration_ids: Tensor | None, chosen: Sequence[Window] = ()):
     """The formats (one, or one per layer), where static with the scales that a calibration text gives each layer.
 
-    Refused (ValueError): no calibration text, an empty one, one that shares tokens with what is scored (`disjoint`).
+    calibration_ids: [tokens]. Refused (ValueError): no calibration text, an empty one, one that shares tokens with what
+    is scored (`disjoint`).
     """
     if not is_static(formats):
         return formats

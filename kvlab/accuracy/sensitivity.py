@@ -34,7 +34,7 @@ def sensitivity(decoder: Decoder, chosen: Sequence[Window], fmt: str, *, layers:
 
     Columns: layer, side, kv_format, kl, low, high, n, bytes_per_token (of that layer's side). Each is computed from the
     hidden state before its layer, since nothing changes earlier. The reference's log-probabilities of one window are
-    kept (512 tokens × 49,152: 96 MiB). calibration_ids: for a format with static scales.
+    kept (512 tokens × 49,152: 96 MiB). calibration_ids: [tokens], for a format with static scales.
     Raises ValueError where NaN or infinity turns up, naming window, layer and token.
     """
     import pandas as pd

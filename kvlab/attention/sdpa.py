@@ -15,7 +15,7 @@ from kvlab.kernels.folded_sdpa import folded_sdpa
 class Sdpa:
     """scaled_dot_product_attention without repeated heads; which operator torch chose is in kernel_error's note.
 
-    Source: torch.nn.functional.scaled_dot_product_attention; at the least, each stored byte is read once.
+    Source: torch.nn.functional.scaled_dot_product_attention; each stored byte is read once where it is fused.
     """
     name: ClassVar[str] = "sdpa"
 

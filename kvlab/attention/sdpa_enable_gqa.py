@@ -15,7 +15,7 @@ class SdpaEnableGqa:
     """scaled_dot_product_attention(enable_gqa=True).
 
     On a CPU its time grows as if K and V were read per query head.
-    Source: torch.nn.functional.scaled_dot_product_attention; at the least, each stored byte is read once.
+    Source: torch.nn.functional.scaled_dot_product_attention; on a CPU K and V are read again per query head.
     """
     name: ClassVar[str] = "sdpa_enable_gqa"
 

@@ -16,7 +16,7 @@ from kvlab.attention.sdpa import Sdpa
 class SdpaMath(Sdpa):
     """sdpa held to the math back end, which writes the score matrix (about 11 µs of each call are the switch).
 
-    Source: as naive_repeat, operator by operator; torch.nn.attention.sdpa_kernel holds it there.
+    Source: the operators of torch's math back end one by one; torch.nn.attention.sdpa_kernel holds it there.
     """
     name: ClassVar[str] = "sdpa_math"
 

@@ -21,6 +21,14 @@ def row(results: Results, study: str, question: str, metric: str, name: str, abo
     return results.reading(study, name, about, found, unit=unit)
 
 
+def less(one: Evidence, other: Evidence) -> bool | None:
+    """Whether one is below the other by their whole intervals: None where these overlap."""
+    if other.value is None:
+        raise ValueError(f"{other.name} is missing and nothing is compared with it; ask for it with found[...]")
+    low, high = (other.value if end is None else end for end in (other.low, other.high))
+    return True if one.below(low) else False if one.below(high) is False else None
+
+
 def times(one: Evidence, digits: int = 2) -> str:
     """A ratio with its interval, as text."""
     text = f"{one.value:.{digits}f} ×"

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 
 from kvlab.claims._base import Claim, Evidence, Found, Verdict, conditional, inconclusive, refuted, supported
 from kvlab.claims._results import Results
-from kvlab.claims._serving import row, times
+from kvlab.claims._serving import less, row, times
 from kvlab.lang import Text
 
 SECTION = 8
+LARGER = Text("kvlab run batching --size large: more requests", "以 --size large 运行 kvlab run batching：更多请求")
+LARGER_WATCH = Text("kvlab run monitoring --size large", "以 --size large 运行 kvlab run monitoring")
 SMALL_POOL = Text("requests of a small model in kvlab's decoder, pool too small for all",
                   "kvlab 解码器上小模型的请求，池容不下全部请求")
 TELLS = 0.05                    # share of a calm time in which an alarm may be on and still tell something
@@ -35,13 +37,13 @@ def _truncated(found: Found) -> Verdict:
     calm, complete, same, times_out, again = (found[name] for name in (
         "calm_on", "complete", "same", "preempted", "recomputes"))
     reports = found.get("reports")
-    en = (f"“evictions > 0” is on in {calm.value:.0%} of a calm time (simulated); of {complete.n} requests that "
-          f"kvlab's decoder preempted {times_out.value:.0f} times, {complete.value:.0%} are complete and "
-          f"{same.value:.0%} the same as without; vLLM's page says that it "
+    en = (f"“evictions > 0” is on in {calm.value:.0%} of a calm time (simulated); kvlab's decoder answers "
+          f"{complete.value:.0%} of {complete.n} requests in full in a pool too small for all (preemptions: "
+          f"{times_out.value:.0f}), {same.value:.0%} as with room for all; vLLM's page says that it "
           f"{'computes them anew' if again.value else 'drops them'}")
-    zh = (f"平稳期内“驱逐 > 0”有 {calm.value:.0%} 的时间在触发（仿真）；kvlab 解码器上 {complete.n} 个请求共被抢占 "
-          f"{times_out.value:.0f} 次，{complete.value:.0%} 回答完整，{same.value:.0%} 与不抢占时相同（实测）；"
-          f"vLLM 文档称{'会重算' if again.value else '会丢弃'}")
+    zh = (f"平稳期内“驱逐 > 0”有 {calm.value:.0%} 的时间在触发（仿真）；kvlab 解码器上 {complete.n} 个请求共用小池"
+          f"（共抢占 {times_out.value:.0f} 次），{complete.value:.0%} 回答完整，{same.value:.0%} 与空间充足时相同"
+          f"（实测）；vLLM 文档称{'会重算' if again.value else '会丢弃'}")
     if reports and reports.value:
         en += f"; {reports.value:.0f} open report (2025, unconfirmed) says otherwise"
         zh += f"；有 {reports.value:.0f} 条未关闭的报告（2025 年，未经证实）说法不同"
@@ -55,18 +57,18 @@ def _truncated(found: Found) -> Verdict:
 
 
 def _levers(results: Results) -> Iterator[Evidence]:
-    more, less, mark = "25 % more blocks", "max_model_len 2,048", "watermark 5 %"
+    more, shorter, mark = "25 % more blocks", "max_model_len 2,048", "watermark 5 %"
     for label, metric, name, en, zh in (
             (more, "e2e_p99_s_ratio", "tail_more", "p99 end to end, 25 % more blocks ÷ before",
              "端到端 p99：块数 +25% ÷ 原来"),
             (more, "preemption_ratio", "preempted_more", "preemptions per request, 25 % more blocks",
              "块数 +25% 时每请求抢占次数"),
             ("as it is", "preemption_ratio", "preempted", "preemptions per request before", "原来每请求抢占次数"),
-            (less, "preemption_ratio", "preempted_less", "preemptions per request, max_model_len 2,048",
+            (shorter, "preemption_ratio", "preempted_less", "preemptions per request, max_model_len 2,048",
              "max_model_len 2048 时每请求抢占次数"),
-            (less, "rejected_share", "refused", "requests refused by max_model_len 2,048",
+            (shorter, "rejected_share", "refused", "requests refused by max_model_len 2,048",
              "被 max_model_len 2048 拒绝的请求占比"),
-            (less, "cut_share", "cut", "answers cut short by max_model_len 2,048",
+            (shorter, "cut_share", "cut", "answers cut short by max_model_len 2,048",
              "被 max_model_len 2048 截断的回答占比"),
             (mark, "preemption_ratio", "preempted_watermark",
              "preemptions per request, 5 % of blocks kept back", "预留 5% 的块时每请求抢占次数"),
@@ -79,18 +81,20 @@ def _levers(results: Results) -> Iterator[Evidence]:
 
 def _relieved(found: Found) -> Verdict:
     tail, before = found["tail_more"], found["preempted"]
-    more, less = found["preempted_more"], found["preempted_less"]
+    more, fewer = found["preempted_more"], found["preempted_less"]
     refused, cut = found["refused"], found["cut"]
     mark, tail_mark = found["preempted_watermark"], found["tail_watermark"]
     en = (f"25 % more blocks: p99 {times(tail)}, preemptions {before.value:.1%} → {more.value:.1%}; max_model_len "
-          f"2,048: {before.value:.1%} → {less.value:.1%}, by refusing {refused.value:.1%} of requests and "
+          f"2,048: {before.value:.1%} → {fewer.value:.1%}, by refusing {refused.value:.1%} of requests and "
           f"cutting {cut.value:.1%}; 5 % of blocks kept back: {mark.value:.1%}, p99 {times(tail_mark)} (simulated)")
     zh = (f"块数 +25%：p99 为原来的 {times(tail)}，抢占 {before.value:.1%} → {more.value:.1%}；max_model_len 2048："
-          f"{before.value:.1%} → {less.value:.1%}，代价是拒绝 {refused.value:.1%}、截断 {cut.value:.1%} 的请求；"
+          f"{before.value:.1%} → {fewer.value:.1%}，代价是拒绝 {refused.value:.1%}、截断 {cut.value:.1%} 的请求；"
           f"预留 5% 的块：{mark.value:.1%}，p99 {times(tail_mark)}（仿真）")
-    base = before.value if before.low is None else before.low
-    helps = [tail.below(1) or more.below(base), less.below(base)]
+    more_blocks, shorter = (tail.below(1), less(more, before)), less(fewer, before)
+    helps = [True if any(more_blocks) else None if None in more_blocks else False, shorter]
     priced = refused.above(0) or cut.above(0)
+    if None in helps and not any(helps):
+        return inconclusive(en, zh, LARGER)
     if not any(helps):
         return refuted(en, zh)
     return supported(en, zh) if all(helps) and not priced else conditional(en, zh)
@@ -114,6 +118,8 @@ def _five_per_cent(found: Found) -> Verdict:
           f"{preemptions.value:.0%}，突发开始后 {after.value:.0f} s 报警（仿真）")
     if evictions.below(TELLS):
         return supported(en, zh)
+    if None in (evictions.below(TELLS), preemptions.below(TELLS)):
+        return inconclusive(en, zh, LARGER_WATCH)
     return conditional(en, zh) if preemptions.below(TELLS) else refuted(en, zh)
 
 

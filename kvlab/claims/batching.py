@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from kvlab.claims._base import Claim, Evidence, Found, Verdict, conditional, inconclusive, refuted, supported
 from kvlab.claims._results import Results, catalogue, given
-from kvlab.claims._serving import by_release, row, times
+from kvlab.claims._serving import by_release, less, row, times
 from kvlab.lang import Text
 
 SECTION = 6
@@ -110,8 +110,10 @@ def _trade(found: Found) -> Verdict:
         return inconclusive(en, zh, MORE_SEEDS)
     if not any(falls):
         return refuted(en, zh)
-    paid = any(one.above(1) for one in (*longs, worst))
-    return conditional(en, zh) if paid or not all(falls) else supported(en, zh)
+    paid = [one.above(1) for one in (*longs, worst)]
+    if any(paid) or not all(falls):
+        return conditional(en, zh)
+    return inconclusive(en, zh, MORE_SEEDS) if None in paid else supported(en, zh)
 
 
 def _eighty(results: Results) -> Iterator[Evidence]:
@@ -145,15 +147,14 @@ def _bounds(results: Results) -> Evidence:
 
 def _rule(found: Found) -> Verdict:
     tokens, bounds = found["tokens_80"], found["bounds"]
-    less, more = found["preempted_80"], found["preempted_100"]
-    en = (f"80 % of the mean-length bound: {times(tokens, 3)} the tokens/s of 100 %, {less.value:.1%} preemptions "
-          f"a request in place of {more.value:.1%} (simulated); which bound is meant matters more: max_model_len "
+    at_80, at_100 = found["preempted_80"], found["preempted_100"]
+    en = (f"80 % of the mean-length bound: {times(tokens, 3)} the tokens/s of 100 %, {at_80.value:.1%} preemptions "
+          f"a request in place of {at_100.value:.1%} (simulated); which bound is meant matters more: max_model_len "
           f"gives one {bounds.value:.0f} × lower")
-    zh = (f"取平均长度上限的 80%：吞吐为 100% 时的 {times(tokens, 3)}，每请求抢占由 {more.value:.1%} 降到 "
-          f"{less.value:.1%}（仿真）；更要紧的是指哪个上限：按 max_model_len 算要低 {bounds.value:.0f} 倍")
-    relieves = less.below(more.value if more.low is None else more.low)
-    costs = tokens.below(1 - FLAT)
-    if costs is None:
+    zh = (f"取平均长度上限的 80%：吞吐为 100% 时的 {times(tokens, 3)}，每请求抢占由 {at_100.value:.1%} 降到 "
+          f"{at_80.value:.1%}（仿真）；更要紧的是指哪个上限：按 max_model_len 算要低 {bounds.value:.0f} 倍")
+    relieves, costs = less(at_80, at_100), tokens.below(1 - FLAT)
+    if None in (relieves, costs):
         return inconclusive(en, zh, MORE_SEEDS)
     if costs and not relieves:
         return refuted(en, zh)

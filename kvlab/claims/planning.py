@@ -108,7 +108,7 @@ def _factor_fits(found: Found) -> Verdict:
           "（无法启动的算不足）")
     if within.above(0.5):
         return supported(en, zh)
-    if within.above(0.5) is None:
+    if within.above(0.5) is None or enough.below(SAFE) is None:
         return inconclusive(en, zh, Text("logs of more servers that print the weights and the pool",
                                          "更多打印权重与 KV 池大小的服务器日志"))
     return refuted(en, zh) if enough.below(SAFE) else conditional(en, zh)

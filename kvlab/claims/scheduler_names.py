@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvlab.claims._base import Claim, Evidence, Found, Verdict, conditional, outdated, refuted, supported
+from kvlab.claims._base import Claim, Evidence, Found, Verdict, conditional, inconclusive, outdated, refuted, supported
 from kvlab.claims._results import Results
 from kvlab.claims._serving import by_release, cell_has, name_judge, row, times
 from kvlab.lang import Text
@@ -33,6 +33,8 @@ def _big_budget(found: Found) -> Verdict:
     gap, tokens = found["gap"], found["tokens"]
     says = (f"65,536 tokens a step: p99 gap {times(gap)}, tokens/s {times(tokens)} of those with 512",
             f"每步 65536 token：间隔 p99 为预算 512 时的 {times(gap)}，吞吐为其 {times(tokens)}")
+    if gap.above(1) is None:
+        return inconclusive(*says, Text("kvlab run batching --size large", "以 --size large 运行 kvlab run batching"))
     return conditional(*says) if gap.above(1) else supported(*says)
 
 

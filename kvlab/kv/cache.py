@@ -124,7 +124,8 @@ class KVCache:
     def with_tails(self, k: tuple[Tensor, ...], v: tuple[Tensor, ...], sequences) -> tuple[tuple, tuple]:
         """Arrays that were read through a block table, and behind them the tails of those sequences, if there are any.
 
-        sequences: an index, or a slice or list of indices where the arrays have a batch axis.
+        k, v: each stored array, [K, rows, width] behind any other axes. sequences: an index, or a slice or list of
+        indices where the arrays have a batch axis.
         """
         def behind(side: tuple[Tensor, ...], tail: Tensor | None) -> tuple[Tensor, ...]:
             return side if tail is None else (*side, tail[sequences])

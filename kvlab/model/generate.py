@@ -28,7 +28,7 @@ def greedy(decoder: Decoder, prompts: Sequence[Tensor], max_new: int, *, kv_form
            layout: Layout | None = None, num_blocks: int | None = None, stop: Collection[int] = ()) -> Generated:
     """The most probable next token, max_new times or until a token of `stop`, which is kept.
 
-    prompts: token ids of each sequence. num_blocks: of a paged pool, the null block included. Where it runs dry the
+    prompts: [tokens] ids of each sequence. num_blocks: of a paged pool, the null block included. Where it runs dry the
     sequence that came last gives its blocks up, waits, and is computed again from all its tokens: nothing is cut off.
     Raises ValueError where a sequence would not fit even alone.
     """

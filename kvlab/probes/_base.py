@@ -118,6 +118,8 @@ class Bench:
               rows: Tensor | None = None) -> float:
         """Relative L2 distance of an output from the oracle's; raises Broken where it is wrong in any way.
 
+        output: [tokens, query heads, v_head_dim]. rows: [n], the tokens that are compared, None = all; expected:
+        [n, query heads, v_head_dim].
         tolerance: for the worst query head of the worst query token, so that one lost tile cannot hide in the rest.
         """
         import torch

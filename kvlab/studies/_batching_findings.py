@@ -172,6 +172,6 @@ def _preempted(rows) -> Iterator[Finding]:
     if same is None or complete is None or how_often is None:
         return
     yield _finding("preempted answers", f"Measured on {same['model']}: {same['n']:.0f} requests in a pool too small "
-                   f"for all of them were preempted {how_often['value']:.0f} times; {complete['value']:.0%} of their "
-                   f"answers are complete, and {same['value']:.0%} [{same['low']:.0%}, {same['high']:.0%}] the same, "
+                   f"for all of them (preemptions: {how_often['value']:.0f}); {complete['value']:.0%} of their answers "
+                   f"are complete, and {same['value']:.0%} [{same['low']:.0%}, {same['high']:.0%}] the same, "
                    "token by token, as with room for all.", same)

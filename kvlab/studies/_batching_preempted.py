@@ -54,14 +54,14 @@ class Preempted:
         ample, small = self._answers(decoder)
         same = sum(one == other for one, other in zip(ample.tokens, small.tokens, strict=True))
         complete = sum(len(one) == self.new_tokens for one in small.tokens)
-        about = dict(kind="measured", source="decoder", hardware=hardware("cpu"))
-        readings = [Reading("preemptions", small.preemptions, "count",
-                            method=f"times in {self.requests} requests, {self.num_blocks - 1} blocks", **about)]
+        readings = [Reading("preemptions", float(small.preemptions), "count", "measured",
+                            f"times in {self.requests} requests, {self.num_blocks - 1} blocks", "decoder",
+                            hardware("cpu"))]
         for metric, hits, method in (("same_answer_share", same, "greedy tokens, small pool = ample pool"),
                                      ("complete_share", complete, "tokens of the answer = tokens asked for")):
             part = share(hits, self.requests)
-            readings.append(Reading(metric, part.value, "ratio", low=part.low, high=part.high, n=part.n,
-                                    method=method, **about))
+            readings.append(Reading(metric, part.value, "ratio", "measured", method, "decoder", hardware("cpu"),
+                                    n=part.n, low=part.low, high=part.high))
         return readings
 
     def _answers(self, decoder):

@@ -265,7 +265,7 @@ def test_a_text_too_short_for_the_prompts_is_missing(random_decoder):
 def test_what_became_of_preempted_requests_is_said_with_its_interval():
     said = found(made.preempted())["preempted answers"]
     assert said.kind == "measured" and said.sentence == (
-        "Measured on smollm2-135m: 16 requests in a pool too small for all of them were preempted 7 times; 100% of "
+        "Measured on smollm2-135m: 16 requests in a pool too small for all of them (preemptions: 7); 100% of "
         "their answers are complete, and 100% [79%, 100%] the same, token by token, as with room for all.")
     assert "94% of their answers are complete" in found(made.preempted(complete=0.9375))["preempted answers"].sentence
     assert "preempted answers" not in found(made.preempted()[:2])

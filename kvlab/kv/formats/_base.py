@@ -61,7 +61,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, arrays: tuple[Tensor, ...], kv_len: int, dtype) -> Tensor:
-        """x_KSW; leading axes are free, and what lies beyond head_dim is cut off by the caller."""
+        """x_KSW of arrays [K, rows, width]; leading axes are free, and the caller cuts off what is beyond head_dim."""
 
     def calibrate(self, x_KSD: Tensor) -> Codec:
         """The codec with the static scales of these tokens; itself where it has none."""
