@@ -24,10 +24,9 @@ app = typer.Typer(cls=Verbs, no_args_is_help=True, pretty_exceptions_enable=Fals
                   help="A laboratory for the KV cache: every number with where it came from.",
                   epilog="Help of a verb, with examples: kvlab VERB --help")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Also = Annotated[list[str] | None, typer.Option("--also", metavar="PROBE", autocompletion=names("probes"),
-                                                help="A further probe of `kvlab ls probes`, such as ncu or "
-                                                     "callgrind; "
-                                                "may be given several times.")]
+Also = Annotated[list[str] | None, typer.Option("--also", metavar="PROBE", autocompletion=names("probes"), help="A "
+                                                "further probe of `kvlab ls probes`, such as ncu or callgrind; may "
+                                                "be given several times.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=words("cpu", "cuda"))]
 Tune = Annotated[bool, typer.Option(" /--no-tune", show_default=False, help="Keep a kernel's default configuration: "
                                     "choose none by measuring.")]
@@ -66,17 +65,16 @@ def _print_json(data) -> None:
 
 @app.command(cls=verb("kvlab size Qwen/Qwen2-72B --kv-len 32768 --batch 16 --tp 8",
                       "kvlab size meta-llama/Llama-3.1-8B --kv-len 131072 --kv-format fp8_e4m3 --json"))
-def size(model: Annotated[str, typer.Argument(autocompletion=names("models"),
-                                              help="A name from `kvlab ls models`, a config.json or its folder, a "
-                                                  ".gguf file, or an id in the local Hugging Face cache.")],
+def size(model: Annotated[str, typer.Argument(autocompletion=names("models"), help="A name from `kvlab ls models`, a "
+                                              "config.json or its folder, a .gguf file, or an id in the local "
+                                              "Hugging Face cache.")],
          kv_len: Annotated[int, typer.Option(help="Cached tokens per sequence.")],
          batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
          kv_format: Annotated[str, typer.Option(help="A name from `kvlab ls formats`.",
                                                 autocompletion=names("formats"))] = "bf16",
          tp: Annotated[int, typer.Option(help="Tensor-parallel ranks; bytes are also said of one.")] = 1,
-         download: Annotated[bool, typer.Option("--download",
-                                                help="Fetch the config.json (nothing else) of an id that "
-                                                "is not here.")] = False, as_json: Json = False) -> None:
+         download: Annotated[bool, typer.Option("--download", help="Fetch the config.json (nothing else) of an id "
+                                                "that is not here.")] = False, as_json: Json = False) -> None:
     """Exact bytes of a model's KV cache, layer kind by layer kind."""
     from kvlab.catalog.models import models
     from kvlab.catalog.resolve import model as resolved
@@ -94,9 +92,8 @@ def size(model: Annotated[str, typer.Argument(autocompletion=names("models"),
 
 
 @app.command(cls=verb("kvlab ls models", "kvlab ls variants --json"))
-def ls(what: Annotated[str, typer.Argument(autocompletion=names("lists"),
-                                           help="models, gpus, engines, variants, formats, probes, studies, "
-                                                "figures, metrics, texts.")] = "",
+def ls(what: Annotated[str, typer.Argument(autocompletion=names("lists"), help="models, gpus, engines, variants, "
+                                           "formats, probes, studies, figures, metrics, texts.")] = "",
        as_json: Json = False) -> None:
     """List what kvlab knows, and why a variant or a probe cannot run here."""
     from kvlab.listing import LISTS
@@ -126,28 +123,26 @@ def measure(variant: Annotated[str, typer.Option(autocompletion=names("variants"
             batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
             q_len: Annotated[int, typer.Option(help="New tokens per sequence; 1 = decode.")] = 1,
             window: Annotated[int | None, typer.Option(help="Sliding window in tokens.")] = None,
-            shared_prefix: Annotated[int, typer.Option(
-                                                       help="Leading tokens that all sequences have in common, "
-                                                            "stored "
-                                                            "once; a multiple of the block size.")] = 0,
+            shared_prefix: Annotated[int, typer.Option(help="Leading tokens that all sequences have in common, "
+                                                       "stored once; a multiple of the block size.")] = 0,
             latent: Annotated[int | None, typer.Option(help="Absorbed MLA: V is the first so many channels of K; "
-                                                            "needs --kv-heads 1.")] = None,
+                                                       "needs --kv-heads 1.")] = None,
             kv_format: Annotated[str | None, typer.Option(autocompletion=names("formats"), help="A name from `kvlab "
                                                           "ls formats`; default: the dtype.")] = None,
             block_size: Annotated[int | None, typer.Option(help="Tokens per block; default: the variant's.")] = None,
             page_order: Annotated[str | None, typer.Option(autocompletion=words("in_order", "random"),
-                                                           help="in_order "
-                                                           "or random; default: the variant's.")] = None,
-            dtype: Annotated[str | None, typer.Option(autocompletion=words("fp32", "bf16", "fp16"),
-                                                      help="Of q and the "
-                                                      "output: fp32 (cpu's default), bf16 (cuda's) or fp16.")] = None,
+                                                           help="in_order or random; default: the "
+                                                           "variant's.")] = None,
+            dtype: Annotated[str | None, typer.Option(autocompletion=words("fp32", "bf16", "fp16"), help="Of q and "
+                                                      "the output: fp32 (cpu's default), bf16 (cuda's) or "
+                                                      "fp16.")] = None,
             device: Device = "cpu",
             threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
             seed: Annotated[int, typer.Option(help="Of the random tensors.")] = 0,
             data: Annotated[str, typer.Option(help="gaussian, outlier, or the path (or file:SHA256) of tensors that "
-                                                   "kvlab.capture wrote.")] = "gaussian",
+                                              "kvlab.capture wrote.")] = "gaussian",
             trace: Annotated[Path | None, typer.Option(help="Folder for an operator trace, by torch's profiler in a "
-                                                            "pass of its own.")] = None,
+                                                       "pass of its own.")] = None,
             tune: Tune = True, also: Also = None, as_json: Json = False) -> int:
     """Measure one attention call under every probe: each number with its kind."""
     from kvlab.attention import Comparison, trial
@@ -229,20 +224,18 @@ def _exit_code(rows) -> int:
 def run(study: Annotated[str, typer.Argument(
                                              help="A name from `kvlab ls studies`.",
                                                   autocompletion=names("studies"))],
-        size: Annotated[str | None, typer.Option(autocompletion=words("smoke", "small", "large"), help="smoke, "
-                                                 "small (default) or large.")] = None,
+        size: Annotated[str | None, typer.Option(autocompletion=words("smoke", "small", "large"), help="smoke, small "
+                                                 "(default) or large.")] = None,
         device: Annotated[str | None, typer.Option(autocompletion=words("cpu", "cuda"), help="cpu (default) or "
                                                    "cuda.")] = None,
         out: Annotated[Path, typer.Option(help="Parent of <study>/<UTC>-<id>.")] = Path("profiles"),
         resume: Annotated[str | None, typer.Option(help="A run (directory or id) to complete.")] = None,
-        variants: Annotated[str | None, typer.Option(autocompletion=names("variants"),
-                                                     help="Comma-separated names of "
-                                                     "`kvlab ls variants`, or file.py:Class.")] = None,
-        model: Annotated[str | None, typer.Option(autocompletion=names("models"),
-                                                  help="For studies of a model: a name "
-                                                  "from `kvlab ls models`.")] = None,
+        variants: Annotated[str | None, typer.Option(autocompletion=names("variants"), help="Comma-separated names "
+                                                     "of `kvlab ls variants`, or file.py:Class.")] = None,
+        model: Annotated[str | None, typer.Option(autocompletion=names("models"), help="For studies of a model: a "
+                                                  "name from `kvlab ls models`.")] = None,
         trace: Annotated[bool, typer.Option("--trace", help="Also trace each trial's operators, by torch's profiler "
-                                                            "in a pass of its own.")] = False,
+                                            "in a pass of its own.")] = False,
         tune: Tune = True, also: Also = None,
         lang: Annotated[str, typer.Option(autocompletion=words("en", "zh"), help="en, or zh for findings and figures "
                                           "in Chinese.")] = "en") -> int:
@@ -300,8 +293,8 @@ def report(run: Annotated[str, typer.Argument(help="A run directory or id.")],
 
 
 @app.command(cls=verb("kvlab check sdpa", "kvlab check mine.py:Mine --device cuda"))
-def check(variant: Annotated[str, typer.Argument(autocompletion=names("variants"),
-                                                 help="path/to/file.py:Class, or a name from `kvlab ls variants`.")],
+def check(variant: Annotated[str, typer.Argument(autocompletion=names("variants"), help="path/to/file.py:Class, or a "
+                                                 "name from `kvlab ls variants`.")],
           device: Device = "cpu", as_json: Json = False) -> int:
     """Judge a variant against an fp64 oracle over shapes, lengths, formats and layouts."""
     from tqdm.auto import tqdm
@@ -335,14 +328,14 @@ def check(variant: Annotated[str, typer.Argument(autocompletion=names("variants"
 @app.command(cls=verb("kvlab compare sdpa naive",
                       "kvlab compare RUN_A RUN_B --metric latency_s --by variant,kv_len"))
 def compare(a: Annotated[str, typer.Argument(help="A run (directory, id, study for its newest), a file of results, "
-                                                  "kvlab's or of aiperf, guidellm, vllm bench serve, or a variant.")],
+                                             "kvlab's or of aiperf, guidellm, vllm bench serve, or a variant.")],
             b: Annotated[str, typer.Argument(help="Of the same sort: what is compared with A.")],
             metric: Annotated[str | None, typer.Option(help="A name from `kvlab ls metrics`; default: latency_s, of "
-                                                            "two files of load generators all both have.")] = None,
+                                                       "two files of load generators all both have.")] = None,
             run: Annotated[str | None, typer.Option(help="The run that both variants are of; default: the newest "
-                                                         "that has them.")] = None,
-            by: Annotated[str | None, typer.Option(help="Comma-separated columns that make a case; default: all.")
-                          ] = None,
+                                                    "that has them.")] = None,
+            by: Annotated[str | None, typer.Option(help="Comma-separated columns that make a case; default: "
+                                                   "all.")] = None,
             margin: Annotated[float, typer.Option(help="SAME: the whole interval is within this share of 1.")] = 0.05,
             as_json: Json = False) -> None:
     """Say case by case whether B is FASTER, SLOWER, the SAME or AMBIGUOUS against A."""
@@ -360,7 +353,7 @@ def compare(a: Annotated[str, typer.Argument(help="A run (directory, id, study f
 
 @app.command(cls=verb("kvlab score smollm2-135m --text pydoc:execmodel --kv-format int8/token,int4/token/g32"))
 def score(model: Annotated[str, typer.Argument(help="smollm2-135m, a .gguf file, a folder with config.json and "
-                                                    "safetensors, or an id in the local Hugging Face cache.")],
+                                               "safetensors, or an id in the local Hugging Face cache.")],
           text: Annotated[str, typer.Option(help="A name from `kvlab ls texts`, such as file:PATH.")],
           kv_format: Annotated[str, typer.Option(autocompletion=names("formats"), help="Comma-separated names from "
                                                  "`kvlab ls formats`.")] = "fp8_e4m3",
@@ -368,7 +361,7 @@ def score(model: Annotated[str, typer.Argument(help="smollm2-135m, a .gguf file,
           count: Annotated[int, typer.Option(help="Windows, one behind the other.")] = 2,
           start: Annotated[int, typer.Option(help="First token of the first window.")] = 0,
           calibration: Annotated[str | None, typer.Option(help="Another text, whose first 256 tokens give static "
-                                                               "scales.")] = None,
+                                                          "scales.")] = None,
           margin: Annotated[float, typer.Option(help="Relative loss of perplexity that counts as none.")] = 0.001,
           as_json: Json = False) -> None:
     """Score a text under KV formats: KL to an fp32 cache, top-1 agreement, perplexity."""
@@ -419,7 +412,7 @@ def doctor(markdown: Annotated[bool, typer.Option("--markdown", help="Print Mark
 
 @app.command("validate-gpu", cls=verb("kvlab validate-gpu --out gpu-check"))
 def validate_gpu(out: Annotated[Path, typer.Option(help="Folder for findings, rows and recordings; made if it is not "
-                                                        "there.")],
+                                                   "there.")],
                  device: Annotated[str, typer.Option(help="cuda, or cuda:1 for another GPU.")] = "cuda") -> int:
     """Hold a GPU's counters against known traffic and each other, within 150 s."""
     from kvlab.show import print_list, printable

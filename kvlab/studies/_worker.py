@@ -23,8 +23,10 @@ from pathlib import Path
 import psutil
 
 from kvlab.probes._base import Watch
+from kvlab.record.environment import free_memory
 from kvlab.registry import case_from
 from kvlab.studies._run import Case, Each, Job, failed_case
+from kvlab.units import GiB
 
 DIED = "the worker process died"
 START_S = 60                    # seconds more that a fresh worker has for importing torch
@@ -33,7 +35,7 @@ START_S = 60                    # seconds more that a fresh worker has for impor
 def worker_each(patience_s: float) -> Each:
     """An `each` that runs cases one after another in a worker, which is started again whenever it dies.
 
-    Cases that say `timed = False` give no times: they come first, in as many workers as the machine has cores.
+    Cases that say `timed = False` give no times: they come first, in as many workers as there are cores to run on.
     """
     def each(job: Job, cases: Iterable[Case]) -> Iterator[list[dict]]:
         timed, untimed = [], []
@@ -51,7 +53,7 @@ def worker_each(patience_s: float) -> Each:
 
 def _beside_each_other(job: Job, cases: list[Case], patience_s: float) -> Iterator[list[dict]]:
     """Rows of one case after another, as they come, of cases that may run at the same time."""
-    workers = [Worker(patience_s) for _ in range(min(len(cases), os.cpu_count() or 1))]
+    workers = [Worker(patience_s) for _ in range(min(len(cases), _at_once()))]
     if not workers:
         return
     free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
@@ -70,8 +72,14 @@ def _beside_each_other(job: Job, cases: list[Case], patience_s: float) -> Iterat
             yield done.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:                      # their threads then see a dead process and end
-            worker.close()
+        with ThreadPoolExecutor(len(workers)) as closing:       # at once: each waits for a worker that is busy
+            list(closing.map(Worker.close, workers))            # the pool's threads then see it dead, and end
+
+
+def _at_once() -> int:
+    """How many workers this process may keep busy, each with GiB of memory for itself."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, free_memory() // GiB))
 
 
 class Worker:
@@ -79,6 +87,7 @@ class Worker:
 
     def __init__(self, patience_s: float):
         self.patience_s, self.process, self.closed = patience_s, None, False
+        self.starting = threading.Lock()            # closed by another thread, it starts nothing that none would end
 
     def rows(self, job: Job, case: Case) -> list[dict]:
         """The case's rows. A trial that brings the worker down gets failed (or oom) rows and the case is run again
@@ -96,11 +105,12 @@ class Worker:
     def _ask(self, job, case, failures) -> tuple[tuple[str, str] | None, dict]:
         """(the trial that was running last and in which probe, the answer)."""
         patience_s = self.patience_s
-        if self.closed:
-            return None, {"died": ("failed", "the run was stopped")}
-        if self.process is None or self.process.poll() is not None:
-            self._start()
-            patience_s += START_S
+        with self.starting:
+            if self.closed:
+                return None, {"died": ("failed", "the run was stopped")}
+            if self.process is None or self.process.poll() is not None:
+                self._start()
+                patience_s += START_S
         kind = type(case)
         self._send(dict(study=job.study, artifacts=None if job.artifacts is None else str(job.artifacts),
                         probes=job.probes, also=job.also,
@@ -153,12 +163,13 @@ class Worker:
         try:
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
-        except OSError:
-            pass                                    # it died just now; reading its lines will say how
+        except (OSError, ValueError):
+            pass                                    # it died or was closed just now; reading its lines will say how
 
     def close(self) -> None:
         """End the worker for good: it stops by itself when its input ends, and is killed if it does not."""
-        self.closed = True
+        with self.starting:
+            self.closed = True
         if self.process is None or self.process.poll() is not None:
             return
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):

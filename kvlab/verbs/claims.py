@@ -18,20 +18,16 @@ HELP = verb("kvlab claims", "kvlab claims show C03", "kvlab claims --section 5 -
 
 
 def command(asked: Annotated[list[str] | None, typer.Argument(metavar="[show] [ID]…", autocompletion=names("claims"),
-                                                              help="Claims by id, such as C03; "
-                                                              "default: all. With show: each with its evidence.")
-                             ] = None,
+                                                              help="Claims by id, such as C03; default: all. With "
+                                                              "show: each with its evidence.")] = None,
             section: Annotated[int | None, typer.Option(help="A section of the article, 1 … 8.")] = None,
-            results: Annotated[list[str] | None, typer.Option(
-                                                              help="A run to judge in place of the shipped one of "
-                                                                   "its "
-                                                              "study (directory, id or file); may be given several "
-                                                              "times.")] = None,
+            results: Annotated[list[str] | None, typer.Option(help="A run to judge in place of the shipped one of "
+                                                              "its study (directory, id or file); may be given "
+                                                              "several times.")] = None,
             run: Annotated[bool, typer.Option("--run", help="Run the studies that these claims rest on, on this "
                                               "machine, and judge those runs; not those of --results.")] = False,
-            size: Annotated[str, typer.Option(autocompletion=words("smoke", "small", "large"),
-                                              help="With --run: smoke, "
-                                              "small or large.")] = "small",
+            size: Annotated[str, typer.Option(autocompletion=words("smoke", "small", "large"), help="With --run: "
+                                              "smoke, small or large.")] = "small",
             out: Annotated[Path, typer.Option(help="With --run: parent of <study>/<UTC>-<id>.")] = Path("profiles"),
             html: Annotated[Path | None, typer.Option(help="Write the ledger as one self-contained page, in both "
                                                       "languages.")] = None,

@@ -16,11 +16,10 @@ HELP = verb("kvlab export RUN --format csv --wide", "kvlab export RUN --format l
 
 def command(run: Annotated[str, typer.Argument(help="A run directory, id or file of results.")],
             format: Annotated[str, typer.Option(autocompletion=words("csv", "parquet", "latex", "chrome-trace"),
-                                                help="csv, "
-                                             "parquet, latex or chrome-trace.")],
+                                                help="csv, parquet, latex or chrome-trace.")],
             out: Annotated[Path | None, typer.Option(help="File, or folder that is there; default: here.")] = None,
-            wide: Annotated[bool, typer.Option("--wide",
-                                               help="One line per case instead of one per reading.")] = False,
+            wide: Annotated[bool, typer.Option("--wide", help="One line per case instead of one per "
+                                               "reading.")] = False,
             anonymous: Annotated[bool, typer.Option("--anonymous", help="For blind review: without run ids, paths, "
                                                     "names, commits, serial numbers; says what it dropped.")] = False
             ) -> None:

@@ -22,22 +22,19 @@ def command(name: Annotated[str, typer.Argument(
                                                      autocompletion=names("figures"))] = "",
             run: Annotated[str | None, typer.Option(help="Run directory, id or file; default: shipped rows.")] = None,
             out: Annotated[Path | None, typer.Option(help="Folder to write to; default: here, with --all "
-                                                          "gallery.")] = None,
+                                                     "gallery.")] = None,
             formats: Annotated[str, typer.Option("--format", autocompletion=words("png", "pdf", "svg", "pgf"),
-                                                 help="Of "
-                                               "png, pdf, svg, pgf (needs LaTeX).")] = "png,pdf",
+                                                 help="Of png, pdf, svg, pgf (needs LaTeX).")] = "png,pdf",
             every: Annotated[bool, typer.Option("--all", help="Every figure from shipped rows, with an "
-                                                    "index.html.")] = False,
-            venue: Annotated[str | None, typer.Option(autocompletion=words(*VENUES),
-                                                      help="Widths and fonts of neurips, icml, iclr, acl, ieee, acm "
-                                                           "or "
-                                                           "slides, and the caption beside the picture.")] = None,
+                                                "index.html.")] = False,
+            venue: Annotated[str | None, typer.Option(autocompletion=words(*VENUES), help="Widths and fonts of "
+                                                      "neurips, icml, iclr, acl, ieee, acm or slides, and the "
+                                                      "caption beside the picture.")] = None,
             columns: Annotated[int, typer.Option(help="Columns of the venue's page that it spans.")] = 1,
-            anonymous: Annotated[bool, typer.Option("--anonymous",
-                                                    help="For blind review: without run ids, paths and "
-                                                    "names.")] = False,
+            anonymous: Annotated[bool, typer.Option("--anonymous", help="For blind review: without run ids, paths "
+                                                    "and names.")] = False,
             lang: Annotated[str, typer.Option(autocompletion=words("en", "zh"), help="en, or zh for labels in "
-                                             "Chinese.")] = "en") -> None:
+                                              "Chinese.")] = "en") -> None:
     """Draw a figure, or all, from stored rows, with the CSV of exactly what it shows."""
     if bool(name) == every:
         raise ValueError(f"give {'either ' if name else ''}the NAME of a figure (kvlab ls figures) or --all"

@@ -17,12 +17,12 @@ MOST = 8                             # names that one line lists
 
 
 def command(files: Annotated[list[str], typer.Argument(help="Files or folders: Python, notebooks, Markdown or plain "
-                                                            "text, shell, Dockerfiles, YAML, JSON.")],
-            engine: Annotated[str | None, typer.Option(autocompletion=words(*ENGINES),
-                                                       help="Whose names they are where a file does not tell: vllm, "
-                                                            "sglang, llama.cpp, tgi, triton, tensorrt_llm.")] = None,
+                                                       "text, shell, Dockerfiles, YAML, JSON.")],
+            engine: Annotated[str | None, typer.Option(autocompletion=words(*ENGINES), help="Whose names they are "
+                                                       "where a file does not tell: vllm, sglang, llama.cpp, tgi, "
+                                                       "triton, tensorrt_llm.")] = None,
             version: Annotated[str | None, typer.Option(help="The release of that engine to judge against; default: "
-                                                             "the newest its table has.")] = None,
+                                                        "the newest its table has.")] = None,
             as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> int:
     """Find variables, flags, arguments and metrics in files that no serving engine has."""
     from kvlab.serving.lint import VERDICTS, lint

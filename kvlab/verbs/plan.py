@@ -24,66 +24,54 @@ HELP = verb("kvlab plan Qwen/Qwen2-72B --gpu H200 --gpus 4 --max-len 8192",
 
 def command(
         model: Annotated[str | None, typer.Argument(autocompletion=names("models"), help="A name from `kvlab ls "
-                                                    "models`, a config.json or its folder, a .gguf file, or an id "
-                                                    "in the local Hugging Face cache.")] = None,
-        gpu: Annotated[str | None, typer.Option(autocompletion=names("gpus"),
-                                                help="A name from `kvlab ls gpus`, such as H200.")] = None,
+                                                    "models`, a config.json or its folder, a .gguf file, or an id in "
+                                                    "the local Hugging Face cache.")] = None,
+        gpu: Annotated[str | None, typer.Option(autocompletion=names("gpus"), help="A name from `kvlab ls gpus`, "
+                                                "such as H200.")] = None,
         gpus: Annotated[int | None, typer.Option(help="How many of them; default: 1, with --need the fewest of 1, 2, "
                                                  "4, 8.")] = None,
         tp: Annotated[int | None, typer.Option(help="GPUs of one replica; default: the least that fits.")] = None,
-        max_len: Annotated[int | None, typer.Option(help="Tokens of one request; default: the model's context.")
-                           ] = None,
-        util: Annotated[float | None, typer.Option(help="vLLM's gpu_memory_utilization; default: 0.92, vLLM 0.32's.")
-                        ] = None,
-        max_num_seqs: Annotated[int | None, typer.Option(
-                                                         help="Requests at once; default: vLLM's, by the GPU.")
-                                                              ] = None,
-        max_batched_tokens: Annotated[int | None, typer.Option(
-                                                               help="Tokens of one step; default: vLLM's, by the "
-                                                                    "GPU.")
-                                      ] = None,
+        max_len: Annotated[int | None, typer.Option(help="Tokens of one request; default: the model's "
+                                                    "context.")] = None,
+        util: Annotated[float | None, typer.Option(help="vLLM's gpu_memory_utilization; default: 0.92, vLLM "
+                                                   "0.32's.")] = None,
+        max_num_seqs: Annotated[int | None, typer.Option(help="Requests at once; default: vLLM's, by the "
+                                                         "GPU.")] = None,
+        max_batched_tokens: Annotated[int | None, typer.Option(help="Tokens of one step; default: vLLM's, by the "
+                                                               "GPU.")] = None,
         block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
-        kv_format: Annotated[str, typer.Option(autocompletion=names("formats"),
-                                               help="A name from `kvlab ls formats`.")] = "bf16",
+        kv_format: Annotated[str, typer.Option(autocompletion=names("formats"), help="A name from `kvlab ls "
+                                               "formats`.")] = "bf16",
         prefix_share: Annotated[float, typer.Option(help="Leading share of every prompt, 0 to 1, that all live "
-                                                    "requests have in common (of --max-len without --requests).")
-                                ] = 0.0,
-        requests: Annotated[Path | None, typer.Option(
-                                                      help="A trace of requests: concurrency at its lengths.")
-                                                           ] = None,
+                                                    "requests have in common (of --max-len without "
+                                                    "--requests).")] = 0.0,
+        requests: Annotated[Path | None, typer.Option(help="A trace of requests: concurrency at its "
+                                                      "lengths.")] = None,
         weights_gib: Annotated[float | None, typer.Option(help="GiB of the weights of all ranks together.")] = None,
-        weight_bits: Annotated[int | None, typer.Option(
-                                                        help="4, 8 or 16 for each parameter, of a quantised "
-                                                             "checkpoint "
-                                                        "(AWQ, GPTQ, FP8, MXFP4) instead of --weights-gib.")] = None,
+        weight_bits: Annotated[int | None, typer.Option(help="4, 8 or 16 for each parameter, of a quantised "
+                                                        "checkpoint (AWQ, GPTQ, FP8, MXFP4) instead of "
+                                                        "--weights-gib.")] = None,
         vram_gib: Annotated[float | None, typer.Option(help="GiB of memory of one GPU.")] = None,
-        non_torch_gib: Annotated[float | None, typer.Option(help="GiB that CUDA and NCCL hold outside torch on one GPU."
-                                                            )] = None,
-        activation_gib: Annotated[float | None, typer.Option(help="GiB of activations at their peak on one GPU.")
-                                  ] = None,
-        graphs_gib: Annotated[float | None, typer.Option(
-                                                         help="GiB of CUDA graphs; 0 before vLLM 0.21 or with "
-                                                              "--enforce-eager")
-                              ] = None,
-        pool_gib: Annotated[float | None, typer.Option(
-                                                       help="GiB of the KV pool of one GPU, as a log prints it.")
-                                                            ] = None,
+        non_torch_gib: Annotated[float | None, typer.Option(help="GiB that CUDA and NCCL hold outside torch on one "
+                                                            "GPU.")] = None,
+        activation_gib: Annotated[float | None, typer.Option(help="GiB of activations at their peak on one "
+                                                             "GPU.")] = None,
+        graphs_gib: Annotated[float | None, typer.Option(help="GiB of CUDA graphs; 0 before vLLM 0.21 or with "
+                                                         "--enforce-eager.")] = None,
+        pool_gib: Annotated[float | None, typer.Option(help="GiB of the KV pool of one GPU, as a log prints "
+                                                       "it.")] = None,
         blocks: Annotated[int | None, typer.Option(help="The pool in blocks, as a log prints it.")] = None,
-        need: Annotated[int | None, typer.Option(
-                                                 help="Requests that must fit at once. Without --gpu: which GPUs "
-                                                      "hold "
-                                                 "them; with --longest: the longest context for so many.")] = None,
-        longest: Annotated[bool, typer.Option("--longest", help="The longest context that fits, instead of --max-len."
-                                              )] = False,
-        check_logs: Annotated[Path | None, typer.Option(
-                                                        help="A CSV of start-up facts to hold against the block "
-                                                             "model.")
-                              ] = None,
+        need: Annotated[int | None, typer.Option(help="Requests that must fit at once. Without --gpu: which GPUs "
+                                                 "hold them; with --longest: the longest context for so "
+                                                 "many.")] = None,
+        longest: Annotated[bool, typer.Option("--longest", help="The longest context that fits, instead of "
+                                              "--max-len.")] = False,
+        check_logs: Annotated[Path | None, typer.Option(help="A CSV of start-up facts to hold against the block "
+                                                        "model.")] = None,
         from_log: Annotated[Path | None, typer.Option(help="A start-up log to read; with MODEL where it names none; "
                                                       "with --gpu (and --max-len) what fits in its pool.")] = None,
-        download: Annotated[bool, typer.Option("--download",
-                                               help="Fetch the config.json (nothing else) of an id that "
-                                               "is not here.")] = False,
+        download: Annotated[bool, typer.Option("--download", help="Fetch the config.json (nothing else) of an id "
+                                               "that is not here.")] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> int | None:
     """How many requests fit on GPUs, which GPUs a load needs, or the longest context.
 

@@ -25,82 +25,61 @@ HELP = verb("kvlab simulate Qwen/Qwen2.5-7B --gpu H100 --rate 8",
 def command(
         model: Annotated[str | None, typer.Argument(autocompletion=names("models"), help="A name from `kvlab ls "
                                                     "models`, a config.json or its folder, a .gguf file; with "
-                                                    "--replay: where the run does not say it.")
-                         ] = None,
-        replay: Annotated[Path | None, typer.Option(
-                                                    help="The folder of a recorded run: meta.json, requests.jsonl "
-                                                         "and "
-                                                    "timeseries.csv.")] = None,
-        gpu: Annotated[str | None, typer.Option(autocompletion=names("gpus"),
-                                                help="A name from `kvlab ls gpus`, such as H200.")] = None,
+                                                    "--replay: where the run does not say it.")] = None,
+        replay: Annotated[Path | None, typer.Option(help="The folder of a recorded run: meta.json, requests.jsonl "
+                                                    "and timeseries.csv.")] = None,
+        gpu: Annotated[str | None, typer.Option(autocompletion=names("gpus"), help="A name from `kvlab ls gpus`, "
+                                                "such as H200.")] = None,
         gpus: Annotated[int | None, typer.Option(help="How many of them in all.")] = None,
-        blocks: Annotated[int | None, typer.Option(help="Blocks of one replica, as its log prints them, or the "
-                                                   "sum over a run's replicas, as meta.json has it; default: the "
-                                                   "run's own, else those of `kvlab plan`.")] = None,
-        constants: Annotated[str | None, typer.Option(
-                                                      help="Whose step-time constants: a GPU of "
-                                                           "data/engine_rates.csv, "
-                                                      "or sheet for the data sheet alone; default: the GPU's own.")
-                             ] = None,
-        fit: Annotated[str, typer.Option(autocompletion=words("none", "scalar"),
-                                         help="none, or scalar: one factor on the step time, fitted on this very "
-                                              "run.")
-                       ] = "none",
-        scale_from: Annotated[Path | None, typer.Option(help="Fit the factor on this run instead, and carry it over.")
-                              ] = None,
-        scale_gpu: Annotated[str | None, typer.Option(help="The GPU of --scale-from, where its meta.json lacks it.")
-                             ] = None,
+        blocks: Annotated[int | None, typer.Option(help="Blocks of one replica, as its log prints them, or the sum "
+                                                   "over a run's replicas, as meta.json has it; default: the run's "
+                                                   "own, else those of `kvlab plan`.")] = None,
+        constants: Annotated[str | None, typer.Option(help="Whose step-time constants: a GPU of "
+                                                      "data/engine_rates.csv, or sheet for the data sheet alone; "
+                                                      "default: the GPU's own.")] = None,
+        fit: Annotated[str, typer.Option(autocompletion=words("none", "scalar"), help="none, or scalar: one factor "
+                                         "on the step time, fitted on this very run.")] = "none",
+        scale_from: Annotated[Path | None, typer.Option(help="Fit the factor on this run instead, and carry it "
+                                                        "over.")] = None,
+        scale_gpu: Annotated[str | None, typer.Option(help="The GPU of --scale-from, where its meta.json lacks "
+                                                      "it.")] = None,
         explain: Annotated[bool, typer.Option("--explain", help="Say in full where the step time comes from; with "
                                               "--replay: split the error into block count, step time and scheduler "
-                                              "by "
-                                              "swapping each for the true one.")] = False,
-        requests: Annotated[str, typer.Option(autocompletion=names("workloads"),
-                                              help="The file of a trace, or a workload of data/workloads.csv.")
-                            ] = "azure_2023_conv",
-        count: Annotated[int | None, typer.Option(
-                                                  help="At most so many requests; default: the whole trace, 1,000 "
-                                                       "of a "
-                                                  "workload.")] = None,
-        rate: Annotated[float | None, typer.Option(
-                                                   help="Mean arrivals per second; default: the trace's own.")
-                                                        ] = None,
+                                              "by swapping each for the true one.")] = False,
+        requests: Annotated[str, typer.Option(autocompletion=names("workloads"), help="The file of a trace, or a "
+                                              "workload of data/workloads.csv.")] = "azure_2023_conv",
+        count: Annotated[int | None, typer.Option(help="At most so many requests; default: the whole trace, 1,000 of "
+                                                  "a workload.")] = None,
+        rate: Annotated[float | None, typer.Option(help="Mean arrivals per second; default: the trace's "
+                                                   "own.")] = None,
         skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave a trace's bad lines out instead of refusing "
                                                "it.")] = False,
-        find_rate: Annotated[bool, typer.Option("--find-rate",
-                                                help="The highest rate that keeps the limits below, by "
-                                                "bisection; all else is said of that rate.")] = False,
+        find_rate: Annotated[bool, typer.Option("--find-rate", help="The highest rate that keeps the limits below, "
+                                                "by bisection; all else is said of that rate.")] = False,
         ttft_p99: Annotated[str | None, typer.Option(help="Limit of --find-rate, such as 2s or 500ms.")] = None,
         tpot_p99: Annotated[str | None, typer.Option(help="Limit of --find-rate, such as 50ms.")] = None,
         seed: Annotated[int, typer.Option(help="Of a workload's draws.")] = 0,
         tp: Annotated[int | None, typer.Option(help="GPUs of one replica; default: the least that fits.")] = None,
         kernels: Annotated[Path | None, typer.Option(help="Step time from what a kvlab run measured on its own "
                                                      "machine: its results.parquet; instead of --gpu.")] = None,
-        util: Annotated[float | None, typer.Option(
-                                                   help="vLLM's gpu_memory_utilization; default: 0.92, vLLM "
-                                                        "0.32's.")] = None,
-        kv_format: Annotated[str, typer.Option(autocompletion=names("formats"),
-                                               help="A name from `kvlab ls formats`.")] = "bf16",
-        weights_gib: Annotated[float | None, typer.Option(
-                                                          help="GiB of the weights of all ranks together, such as "
-                                                               "quantised ones."
-                                                          )] = None,
-        weight_bits: Annotated[int | None, typer.Option(
-                                                        help="4, 8 or 16 of every parameter, instead of "
-                                                             "--weights-gib."
-                                                        )] = None,
+        util: Annotated[float | None, typer.Option(help="vLLM's gpu_memory_utilization; default: 0.92, vLLM "
+                                                   "0.32's.")] = None,
+        kv_format: Annotated[str, typer.Option(autocompletion=names("formats"), help="A name from `kvlab ls "
+                                               "formats`.")] = "bf16",
+        weights_gib: Annotated[float | None, typer.Option(help="GiB of the weights of all ranks together, such as "
+                                                          "quantised ones.")] = None,
+        weight_bits: Annotated[int | None, typer.Option(help="4, 8 or 16 of every parameter, instead of "
+                                                        "--weights-gib.")] = None,
         policy: Annotated[str, typer.Option(autocompletion=words("fcfs", "priority", "short_first", "shortest_prefill"),
-                                           help="fcfs, priority, short_first or shortest_prefill.")] = "fcfs",
+                                            help="fcfs, priority, short_first or shortest_prefill.")] = "fcfs",
         admission: Annotated[str, typer.Option(autocompletion=words("full_prompt", "first_chunk", "worst_case"),
-                                              help="full_prompt, first_chunk or worst_case.")] = "full_prompt",
-        batching: Annotated[str, typer.Option(autocompletion=words("continuous", "static"),
-                                              help="continuous or static.")] = "continuous",
-        max_num_seqs: Annotated[int | None, typer.Option(
-                                                         help="Requests at once; default: vLLM's, by the GPU.")
-                                                              ] = None,
-        max_batched_tokens: Annotated[int | None, typer.Option(
-                                                               help="Tokens of one step; default: vLLM's, by the "
-                                                                    "GPU.")
-                                      ] = None,
+                                               help="full_prompt, first_chunk or worst_case.")] = "full_prompt",
+        batching: Annotated[str, typer.Option(autocompletion=words("continuous", "static"), help="continuous or "
+                                              "static.")] = "continuous",
+        max_num_seqs: Annotated[int | None, typer.Option(help="Requests at once; default: vLLM's, by the "
+                                                         "GPU.")] = None,
+        max_batched_tokens: Annotated[int | None, typer.Option(help="Tokens of one step; default: vLLM's, by the "
+                                                               "GPU.")] = None,
         max_len: Annotated[int | None, typer.Option(help="Longest prompt and output; default: no limit.")] = None,
         block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
         prefix_caching: Annotated[bool, typer.Option(help="Find full blocks again by their hash.")] = True,
@@ -110,8 +89,8 @@ def command(
                                                     "ever does.")] = None,
         short_threshold: Annotated[int, typer.Option(help="Tokens below which short_first prefers a request.")] = 512,
         trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace, .json or .json.gz.")] = None,
-        metrics: Annotated[Path | None, typer.Option(help="Write the last state as Prometheus would scrape it.")
-                           ] = None,
+        metrics: Annotated[Path | None, typer.Option(help="Write the last state as Prometheus would scrape "
+                                                     "it.")] = None,
         out: Annotated[Path | None, typer.Option(help="Write one row per request, .csv or .parquet.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> int | None:
     """How long requests wait and take on a simulated engine; or a recorded run, replayed.

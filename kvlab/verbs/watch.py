@@ -20,35 +20,33 @@ ENGINES = ("vllm", "sglang", "tgi", "triton", "trtllm", "llamacpp", "kvlab_sim")
 
 
 def command(url: Annotated[str, typer.Argument(help="http://host:port of the server; /metrics is added to a bare "
-                                                    "host. Not needed for --rules with --engine.")] = "",
+                                               "host. Not needed for --rules with --engine.")] = "",
             every: Annotated[str, typer.Option(help="Time between scrapes: 1, 500ms, 2s.")] = "1s",
             for_: Annotated[str | None, typer.Option("--for", help="How long: 60s, 5m, 1h; default: until "
-                                                                   "Ctrl-C.")] = None,
+                                                     "Ctrl-C.")] = None,
             window: Annotated[str, typer.Option(help="Over how long ratios, p50, p99 and alerts look.")] = "5m",
             preemption_ratio: Annotated[float, typer.Option(help="Alert above: requests preempted per request "
-                                                                 "finished.")] = 0.05,
+                                                            "finished.")] = 0.05,
             queue_p99: Annotated[str | None, typer.Option(help="Alert above: p99 of the time in the queue, such as "
-                                                               "10s.")] = None,
+                                                          "10s.")] = None,
             kv_usage: Annotated[float | None, typer.Option(help="Alert above: share of the KV cache in use, 0 to "
-                                                                "1.")] = None,
+                                                           "1.")] = None,
             hit_rate: Annotated[float | None, typer.Option(help="Alert below: share of prompt tokens found in the "
-                                                                "prefix cache, 0 to 1.")] = None,
+                                                           "prefix cache, 0 to 1.")] = None,
             out: Annotated[Path | None, typer.Option(help="A .parquet file for the result table, a case per "
-                                                            "scrape.")] = None,
+                                                     "scrape.")] = None,
             once: Annotated[bool, typer.Option("--once", help="One scrape: what it tells since the engine's "
-                                                           "start.")] = False,
+                                               "start.")] = False,
             timeout: Annotated[str, typer.Option(help="Most time for one scrape.")] = "5s",
-            token_env: Annotated[str, typer.Option(
-                                                   help="Environment variable that holds the server's token; "
-                                                        "default: "
-                                                        "KVLAB_TOKEN, if set.")] = "",
+            token_env: Annotated[str, typer.Option(help="Environment variable that holds the server's token; "
+                                                   "default: KVLAB_TOKEN, if set.")] = "",
             rules: Annotated[Path | None, typer.Option(help="Write the alerts as a Prometheus rule file, and "
-                                                              "end.")] = None,
-            engine: Annotated[str, typer.Option(autocompletion=words(*ENGINES),
-                                                help="With --rules: vllm, sglang, tgi, triton, trtllm, llamacpp or "
-                                                     "kvlab_sim. Default: what the server is.")] = "",
-            as_json: Annotated[bool, typer.Option("--json",
-                                                  help="Print one JSON object per scrape.")] = False) -> int:
+                                                       "end.")] = None,
+            engine: Annotated[str, typer.Option(autocompletion=words(*ENGINES), help="With --rules: vllm, sglang, "
+                                                "tgi, triton, trtllm, llamacpp or kvlab_sim. Default: what the "
+                                                "server is.")] = "",
+            as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per "
+                                                  "scrape.")] = False) -> int:
     """Watch a serving engine's metrics and alerts, in one vocabulary for all engines.
 
     Exit code: 0 if nothing fired, 1 if an alert fired or a scrape failed, 2 for wrong use.

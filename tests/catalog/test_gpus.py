@@ -138,3 +138,8 @@ def test_an_unknown_kind_or_accelerator_is_refused_by_name_and_an_unsourced_one_
         format_support("H300", "bf16")
     found = format_support("CPU server Grace", "bf16")
     assert found.word == "unknown" and "no line about bf16 on Neoverse V2" in found.why
+
+
+def test_the_same_letters_and_digits_name_the_one_even_where_a_longer_name_begins_so():
+    assert gpu("apple-m1").name == gpu("AppleM1").name == "Apple M1"
+    assert gpu("H100-SXM5-80GB").name == "H100 SXM5 80GB"

@@ -63,3 +63,9 @@ def test_more_work_never_takes_less_time(batch, more):
         larger = Batch(*(getattr(batch, one) + more * (one == name) for one in
                          ("prefill_tokens", "decode_seqs", "kv_tokens", "prefill_pairs", "sequences")))
         assert step(larger) >= step(batch)
+
+
+def test_four_measured_times_can_be_scaled_as_a_model_of_a_gpu_can():
+    one, batch = Linear(1e-3, 2e-5, 3e-5, 4e-9, "here", "timed"), Batch(decode_seqs=4, kv_tokens=1000)
+    twice = one.scaled(2.0, "fitted")
+    assert twice(batch) == pytest.approx(2 * one(batch)) and twice.source == "timed; fitted"
