@@ -90,8 +90,8 @@ def _long(found: Found, tell: Callable[[Found], Text]) -> Verdict:
 def _told_of_16(found: Found) -> Text:
     short, longer, wide = found["narrow_short"], found["narrow_longer"], found["wide_longer"]
     return Text(
-        f"Within that, going from {LIMIT} to {2 * LIMIT} costs {shown(short)} at 8 and {shown(longer)} at 128 tokens with "
-        f"head_dim {NARROW}, {shown(wide)} with {WIDE}",
+        f"Within that, going from {LIMIT} to {2 * LIMIT} costs {shown(short)} at 8 and {shown(longer)} at 128 tokens "
+        f"with head_dim {NARROW}, {shown(wide)} with {WIDE}",
         f"在此范围内从 {LIMIT} 到 {2 * LIMIT}：head_dim {NARROW} 时 8 token {shown(short)}、128 token {shown(longer)}，"
         f"head_dim {WIDE} 时 {shown(wide)}")
 
@@ -109,8 +109,8 @@ def _told_of_8(found: Found) -> Text:
     short, longer = found["short"], found["longer"]
     below, safe, up_to, above = (found[f"ships_{name}"] for name in ("below", "safe", "up_to_limit", "above"))
     return Text(
-        f"Within that, {LIMIT} costs {shown(short)} against {SAFE} at 8 tokens, {shown(longer)} at 128, head_dim {NARROW}. "
-        f"Of {below.n} GQA models for more than {LONG:,} tokens {below.value:.0f} have a ratio below {SAFE}, "
+        f"Within that, {LIMIT} costs {shown(short)} against {SAFE} at 8 tokens, {shown(longer)} at 128, "
+        f"head_dim {NARROW}. Of {below.n} GQA models for more than {LONG:,} tokens {below.value:.0f} have a ratio below {SAFE}, "
         f"{safe.value:.0f} have {SAFE}, {up_to.value + above.value:.0f} more; that is no measure of accuracy",
         f"在此范围内 {LIMIT} 相对 {SAFE}：8 token {shown(short)}，128 token {shown(longer)}（head_dim {NARROW}）。"
         f"上下文超过 {LONG:,} token 的 {below.n} 个 GQA 模型中，组比小于 {SAFE} 的 {below.value:.0f} 个，"
