@@ -110,7 +110,8 @@ def _told_of_8(found: Found) -> Text:
     below, safe, up_to, above = (found[f"ships_{name}"] for name in ("below", "safe", "up_to_limit", "above"))
     return Text(
         f"Within that, {LIMIT} costs {shown(short)} against {SAFE} at 8 tokens, {shown(longer)} at 128, "
-        f"head_dim {NARROW}. Of {below.n} GQA models for more than {LONG:,} tokens {below.value:.0f} have a ratio below {SAFE}, "
+        f"head_dim {NARROW}. Of {below.n} GQA models for more than {LONG:,} tokens {below.value:.0f} have a ratio "
+        f"below {SAFE}, "
         f"{safe.value:.0f} have {SAFE}, {up_to.value + above.value:.0f} more; that is no measure of accuracy",
         f"在此范围内 {LIMIT} 相对 {SAFE}：8 token {shown(short)}，128 token {shown(longer)}（head_dim {NARROW}）。"
         f"上下文超过 {LONG:,} token 的 {below.n} 个 GQA 模型中，组比小于 {SAFE} 的 {below.value:.0f} 个，"
