@@ -26,7 +26,7 @@ COLORS = dict(zip(VERDICTS, ("#029e73", "#56b4e9", "#d55e00", "#de8f05", "#94949
 TITLE = Text("The article's claims, checked", "文章论断核对")
 INTRO = Text("Each verdict follows from its evidence by a rule in kvlab's code: other evidence, another verdict.",
              "每条结论都由其下的证据按 kvlab 代码中的规则得出：证据变了，结论随之改变。")
-HEADS = (Text("id", "编号"), Text("the article says", "文章说"), Text("found", "实测"), Text("number", "数值"),
+HEADS = (Text("id", "编号"), Text("the article says", "文章说"), Text("verdict", "结论"), Text("number", "数值"),
          Text("evidence", "证据"))
 NEEDS, AGAIN, MORE = Text("Needs", "需要"), Text("Reproduce", "复现"), Text("Figure", "图")
 _STYLE = """
@@ -44,6 +44,7 @@ input[name=lang] { position: absolute; opacity: 0; }
 #en:checked ~ nav label[for=en], #zh:checked ~ nav label[for=zh] { background: #1a1a1a; color: white; }
 #en:focus-visible ~ nav label[for=en], #zh:focus-visible ~ nav label[for=zh] { outline: 2px solid #0173b2; }
 #en:checked ~ main .zh, #zh:checked ~ main .en { display: none; }
+@media (max-width: 40rem) { table { display: block; overflow-x: auto; } td { min-width: 6rem; } }
 @media print { nav { display: none; } body { font-size: 11px; margin: 0; max-width: none; } }
 """
 
@@ -210,10 +211,12 @@ def claim(rows: pd.DataFrame, name: str, lang: str = "en") -> Html:
 
 def overview(rows: pd.DataFrame, lang: str = "en") -> Figure:
     """How many claims of each section stand, hold under conditions, or fall: one bar a section."""
+    from kvlab.figures._language import usable
     from kvlab.figures._style import Style, drawing
+    lang = usable(lang)                                 # English where no font has the characters, which is said
     sections = list(_by_section(rows.to_dict("records")))
-    with drawing():
-        figure, (ax,) = Style().figure(0.5 + 0.28 * len(sections))
+    with drawing(lang=lang):
+        figure, (ax,) = Style(lang=lang).figure(0.5 + 0.28 * len(sections))
         left = [0] * len(sections)
         for word, text in VERDICTS.items():
             counts = [sum(_word(row) == word for row in mine) for _, mine in sections]

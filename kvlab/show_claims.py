@@ -40,8 +40,11 @@ def print_ledger(rows: list[dict], lang: str) -> None:
         Console(width=None if sys.stdout.isatty() else 200).print(table)
         print()
     counts = Counter(row["verdict"].removesuffix(QUOTED) for row in rows)
-    told = ", ".join(f"{counts[word]} {text.of(lang)}" for word, text in VERDICTS.items() if counts[word])
-    print(f"{len(rows)} {'claim' if lang == 'en' and len(rows) == 1 else SAID['counts'].of(lang)}: {told}")
+    told = [f"{counts[word]} {'条' * (lang == 'zh')}{text.of(lang)}" for word, text in VERDICTS.items() if counts[word]]
+    if lang == "zh":
+        print(f"{len(rows)} {SAID['counts'].zh}：{'，'.join(told)}")
+    else:
+        print(f"{len(rows)} {'claim' if len(rows) == 1 else SAID['counts'].en}: {', '.join(told)}")
 
 
 def print_claim(row: dict, lang: str) -> None:

@@ -33,7 +33,7 @@ def test_the_numbers_of_the_first_screen():
     english, chinese = " ".join(README.split()), " ".join(CHINESE.split())
     for sentence in ("145 GB of weights", "0.67 GB of K and V", "443,763 cached tokens, over thirteen full contexts"):
         assert sentence in english
-    for sentence in ("权重占 145 GB", "K 和 V 只占 0.67 GB", "缓存到 443,763 个 token，也就是十三个多完整上下文"):
+    for sentence in ("权重占 145 GB", "K 和 V 只占 0.67 GB", "缓存到 443,763 个 token，相当于十三个多完整的上下文窗口"):
         assert sentence in chinese
 
 

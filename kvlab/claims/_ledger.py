@@ -42,8 +42,8 @@ def chosen(ids: Iterable[str] = (), section: int | None = None) -> list[Claim]:
     if section is not None and section not in SECTIONS:
         listed = ", ".join(f"{number} {text.en}" for number, text in SECTIONS.items())
         raise ValueError(f"section {section} is none of the article's; allowed: {listed}")
-    wanted = list(dict.fromkeys(text.upper() for text in ids))
-    if unknown := [one for one in wanted if one not in claims()]:
+    wanted = {text.upper(): text for text in ids}
+    if unknown := [text for one, text in wanted.items() if one not in claims()]:
         raise no_claim(unknown[0], claims())
     return [claim for claim in claims().values() if (not wanted or claim.id in wanted)
             and (section is None or claim.section == SECTIONS[section])]

@@ -83,7 +83,8 @@ def footer(rows: pd.DataFrame, table: pd.DataFrame, *, anonymous: bool = False) 
     pair = aa_resolution(table)
     if pair is not None and (own["metric"] == "latency_s").any():       # it is a ratio of two times
         told.append("A/A resolution {:.3f} [{:.3f}, {:.3f}]".format(*pair))
-    yield " · ".join(told)
+    if told:
+        yield " · ".join(told)
     bad = table[(table["status"] != "ok") & table["phase"].isin(own["phase"])]
     undrawn = sorted(set(bad["variant"]) - set(rows["variant"]) - {""})
     if undrawn:

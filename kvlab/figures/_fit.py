@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator
 
 from kvlab.figures._language import breadth, wrapped
@@ -12,7 +13,6 @@ from kvlab.figures._language import breadth, wrapped
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.text import Text
 
     from kvlab.figures._style import Drawing
 
@@ -105,12 +105,14 @@ def _least(ax: Axes) -> float:
 def _wrapped(figure: Drawing, direction: str, whole: dict[Text, str]) -> list[Text]:
     """Texts along that direction that were longer than their place, broken into lines. whole: as they were at first."""
     side = "width" if direction == "x" else "height"
-    places: list[tuple[Text | None, float]] = []
+    places: list[tuple[Text, float]] = []
     for ax in figure.axes:
-        texts = [ax.xaxis.label, ax.title, ax._left_title, ax._right_title] if direction == "x" else [ax.yaxis.label]
+        titles = [child for child in ax.get_children() if isinstance(child, Text) and child not in ax.texts]
+        texts = [ax.xaxis.label, *titles] if direction == "x" else [ax.yaxis.label]
         places += [(text, _room(figure, ax, text, direction)) for text in texts]
-    places.append((figure._supxlabel if direction == "x" else figure._supylabel, getattr(figure.bbox, side)))
-    return [text for text, room in places if text is not None and _broken(text, room, side, whole)]
+    places += [(text, getattr(figure.bbox, side)) for text in figure.texts
+               if (text.get_rotation() == 90) == (direction == "y")]
+    return [text for text, room in places if _broken(text, room, side, whole)]
 
 
 def _room(figure: Drawing, ax: Axes, text: Text, direction: str) -> float:

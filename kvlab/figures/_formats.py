@@ -41,9 +41,9 @@ def quality(table: pd.DataFrame, figure: str, scope: str, *metrics: str) -> pd.D
     lacking = [metric for metric in metrics if metric not in set(chosen["metric"])]
     if lacking:
         absent = table[(table["kind"] == "missing") & (table["source"] == STUDY)]
-        why = f" ({absent['note'].iloc[0]})" if len(absent) else ""
+        why = absent["note"].iloc[0] if len(absent) else f"draw it from a run of `kvlab run {STUDY}`"
         raise ValueError(f"figure {figure} needs {', '.join(lacking)} of {scope.strip()}, and the table has no such "
-                         f"reading{why}; draw it from a run of `kvlab run {STUDY}`")
+                         f"reading: {why}")
     return chosen
 
 

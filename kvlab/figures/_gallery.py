@@ -49,6 +49,7 @@ def write_all(out: Path, formats: Sequence[str], *, venue: str | None = None, co
     Refused: what `save` refuses.
     """
     more = (f" --venue {venue}" if venue else "") + (f" --columns {columns}" if columns > 1 else "")
+    more += f" --lang {lang}" if lang != "en" else ""
     for name in figures:
         yield from save(name, None, out, formats, venue=venue, columns=columns, anonymous=anonymous, lang=lang)
     parts = [_HEAD, f"<h1>Figures{f' for {venue}' if venue else ''}</h1>"]

@@ -56,8 +56,8 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     ticks_at(ratio.xaxis, shown, [f"{one:g} ×" for one in shown])
     began = 0
     for data in dict.fromkeys(data for data, _ in names):
-        ratio.text(0, began - 0.48, data.removeprefix("workload:"), fontsize=sized(7), fontweight="bold", va="bottom",
-                   transform=ratio.get_yaxis_transform())
+        ratio.annotate(data.removeprefix("workload:"), (0, began - 0.5), (2, 2), xycoords=ratio.get_yaxis_transform(),
+                       textcoords="offset points", fontsize=sized(7), fontweight="bold", va="bottom")
         began += sum(other == data for other, _ in names)
         if began < len(names):
             ratio.axhline(began - 0.5, color="black", lw=0.5)

@@ -143,9 +143,10 @@ def _means(ax, rows, x, look, style, line, recall: bool) -> set[int]:
                 elinewidth=0.8, ls=line, **style.marker("measured", look))
     if recall:
         shown = rows[rows["metric"] == "recall"].groupby(x)["value"].mean().astype(float)
-        for at, place in {min(means): (-4, 5), max(means): (5, -8)}.items():
+        for at, place, align in ((min(means), (-8, 0), ("right", "center")),
+                                 (max(means), (5, -8), ("left", "baseline"))):
             ax.annotate(f"{shown[at]:.3f}".removeprefix("0"), (at, means[at].value), place, fontsize=sized(5.5),
-                        textcoords="offset points", color=look.color, ha="right" if at == min(means) else "left")
+                        textcoords="offset points", color=look.color, ha=align[0], va=align[1])
     return {mean.n for mean in means.values()}
 
 
@@ -155,7 +156,7 @@ def _other_lengths(ax, rows, head_dim, n, look) -> None:
     for other, group in some[some["kv_len"] != n].groupby("kv_len"):
         mean = group.groupby("group_ratio")["value"].mean()
         ax.plot(mean.index.astype(float), mean.astype(float), color=look.color, lw=0.6, alpha=0.55, zorder=1)
-        ax.annotate(f"N = {other}", (mean.index[0], mean.iloc[0]), (-3, 0), textcoords="offset points",
+        ax.annotate(f"N = {other}", (mean.index[0], mean.iloc[0]), (-8, 0), textcoords="offset points",
                     fontsize=sized(5.5), color=look.color, va="center", ha="right", annotation_clip=False)
 
 

@@ -53,6 +53,7 @@ def draw(rows: pd.DataFrame, style: Style) -> Figure:
     ax.set_title(told(rows), fontsize=sized(6.5), color=GREY, loc="left")
     line = Line2D([], [], color=GREY, lw=0.8, ls="--", label="least KL for the bytes")
     above(figure, [*handles(shown["kv_format"], style), line], columns=6)
+    figure.squeezed = False                                                 # the names need their lines
     _named(ax, shown)
     if len(shown) < len(every):
         said = [f"{row['kv_format']} ({row['kib']:.3g} KiB, KL {row['value']:.1g})"

@@ -20,6 +20,8 @@ __all__ = ["escaped", "latex", "uncertain"]
 ABOUT = {"variant": "variant", "replica": "replica", "phase": "phase", "device": "device", "dtype": "dtype",
          "kv_format": "K/V format", "block_size": "block size", "batch_size": "batch", "group_ratio": "group ratio",
          "kv_len": "KV tokens"}
+APART = {"page_order": "page order", "format_path": "format path", "q_len": "query tokens",
+         "num_q_heads": "query heads", "head_dim": "head dim", "data": "data", "threads": "threads", "seed": "seed"}
 MORE = {"model": "model", "data": "data", "question": "question", "label": "case", "x": "x", "scope": "scope"}
 LONG = 40                       # lines; a longer table breaks over pages
 UNITS = {"s": r"\second", "B": r"\byte", "B/s": r"\byte\per\second", "W": r"\watt", "J": r"\joule", "Hz": r"\hertz",
@@ -57,14 +59,18 @@ def latex(table: pd.DataFrame) -> str:
         return _readings(table)
     lines = lines[lines[metrics].notna().any(axis=1)].reset_index(drop=True)
     about = [name for name in ABOUT if lines[name].nunique(dropna=False) > 1 or name in ("variant", "kv_len")]
-    columns = {ABOUT[name]: _cells(lines[name]) for name in about}
+    for name in APART:                                  # no two calls without what tells them apart
+        if lines.duplicated([*about, name]).sum() < lines.duplicated(about).sum():
+            about.append(name)
+    heads = ABOUT | APART
+    columns = {heads[name]: _cells(lines[name]) for name in about}
     for name in metrics:
         scaled = (lines.get(end, pd.Series(math.nan, lines.index)) / METRICS[name].scale
                   for end in (name, f"{name}_low", f"{name}_high"))
         columns[METRICS[name].latex] = [uncertain(*one) for one in zip(*scaled)]
     same = [f"{ABOUT[name]} {value}" for name in ABOUT if name not in about
             and pd.notna(value := lines[name].iloc[0]) and value != ""]
-    texts = [ABOUT[name] for name in about if str(lines[name].dtype) != "Int64"]
+    texts = [heads[name] for name in about if str(lines[name].dtype) != "Int64"]
     frame = pd.DataFrame(columns)
     return _written(frame, texts, lines, [*same, _kinds(lines, metrics)],
                     [*_missing(calls, metrics), *_others(table, calls, metrics)])

@@ -18,8 +18,9 @@ _HEX = "[0-9a-fA-F]"
 _OTHERS = {"root", "user", "admin", "ubuntu", "runner", "localhost"}              # names that are nobody's
 # what it is called -> (what it looks like, what stands in its place); in this order
 _LOOKS = {
-    "URLs of hosts without a public name": (r"https?://(?:[\w-]+|(?:\d{1,3}\.){3}\d{1,3})(?::\d+)?(?=[/\s]|$)\S*",
-                                            "[URL]"),
+    "URLs of servers": (r"https?://(?:[\w-]+|(?:\d{1,3}\.){3}\d{1,3}|[\w.-]+(?=:\d))(?::\d+)?(?=[/\s]|$)\S*", "[URL]"),
+    # of a user's variant, file.py:Class: its class stays, as its name does
+    "files of variants": (r'(?<=")[^"]*\.py(?=:\w)|[\w.@+~/-]+\.py(?=:\w)', "[file]"),
     "git commits": (rf"(?<=\bcommit )\W*{_HEX}{{7,40}}\b|\b{_HEX}{{40}}\b", "[commit]"),
     "device UUIDs": (rf"\b(?:GPU-|MIG-)?{_HEX}{{8}}-(?:{_HEX}{{4}}-){{3}}{_HEX}{{12}}\b", "[UUID]"),
     "PCI addresses": (rf"\b{_HEX}{{4,8}}:{_HEX}{{2}}:{_HEX}{{2}}\.{_HEX}\b", "[PCI address]"),
@@ -31,7 +32,8 @@ _LOOKS = {
     "paths": (r"(?<![\w/.:])(?:~[\w.-]*|/(?!(?:sys|proc|dev|usr|etc|bin|lib)\b)[\w.@+-]+)(?:/[\w.@+-]+)+/?"
               r"|\b[A-Za-z]:\\[^\s'\"]+", "[path]"),
 }
-_PUBLIC = re.compile(r"(https?://[\w-]+(?:\.[\w-]+)*\.[A-Za-z]{2,}\S*)")            # a source that is cited
+# a source that is cited; with a port it is somebody's server
+_PUBLIC = re.compile(r"(https?://[\w-]+(?:\.[\w-]+)*\.[A-Za-z]{2,}(?![\w.-]*:\d)\S*)")
 NEVER = "the git commit, device serial numbers, user and host names of the manifest are not part of it"
 
 
@@ -44,8 +46,9 @@ class Anonymous:
     def __init__(self):
         self._runs: dict[str, str] = {}
         self._found: dict[str, set[str]] = {}
-        names = {getpass.getuser(), Path.home().name, *platform.node().split(".")[:1]} if _has_user() else set()
-        names = sorted(name for name in names if len(name) > 2 and name.lower() not in _OTHERS)
+        node = platform.node()
+        names = {node, node.partition(".")[0], *((getpass.getuser(), Path.home().name) if _has_user() else ())}
+        names = sorted((name for name in names if len(name) > 2 and name.lower() not in _OTHERS), key=len, reverse=True)
         self._looks = {what: (re.compile(look), instead) for what, (look, instead) in _LOOKS.items()}
         if names:
             self._looks["user and host names"] = (re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b"), "[name]")

@@ -240,4 +240,7 @@ def find_run(text: str, parent: Path | str) -> Path:
         return found[0]
     if found:
         raise KeyError(f"run {text!r} could be any of {', '.join(run.name for run in found)}; give more of it")
+    if Path(text).is_file():
+        raise KeyError(f"{text} is not a file of results; give a run's directory or id, or a .parquet, .csv or .jsonl "
+                       "file")
     raise no_such("run", text, [run.name[-6:] if len(text) <= 6 else run.name for run in runs])

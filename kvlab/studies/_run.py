@@ -85,9 +85,9 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
     resume: a run directory whose committed cases are kept and not repeated; what is left None is as it was there.
     variants: names, "file.py:Class" references, classes or instances. also: probes on request, such as torch_profile,
     beside the study's own. tune: False keeps kernels from choosing their configuration by measuring. each: maps a job
-    over cases and yields the rows of one case after the other, in any order (default: one long-lived worker process).
-    patience_s: seconds without a sign of life after which the worker is taken to hang. begun: told the run's store
-    before anything is measured.
+    over cases and yields the rows of one case after the other, in any order (default: one long-lived worker process,
+    several for cases that give no times). patience_s: seconds without a sign of life after which a worker is taken to
+    hang. begun: told the run's store before anything is measured.
     Raises KeyError or ValueError for wrong names, StoreError for a folder that cannot be written.
     """
     module = studies[study]

@@ -52,11 +52,17 @@ def command(asked: Annotated[list[str] | None, typer.Argument(metavar="[show] [I
     if not claims:
         raise ValueError(f"none of {', '.join(ids)} is in section {section}; leave --section out")
     given = runs_of(results or ())
+    rests_on = {study for claim in claims for study in claim.studies}
+    for study in given.keys() - rests_on:
+        print(f"kvlab: {given[study]} is not used: no claim that was asked for rests on {study}", file=sys.stderr)
     if run:
         needed = {study: None for claim in claims for study in claim.studies if study not in given}
         if not needed:
             print("kvlab: nothing was run: these claims rest on no study besides those of --results", file=sys.stderr)
-        given |= _fresh(list(needed), size, out)
+        fresh = _fresh(list(needed), size, out)
+        for path in filter(None, fresh.values()):
+            print(f"kvlab: judged by {path}", file=sys.stderr)
+        given |= fresh
     rows = [as_row(one) for one in ledger(Results(given), ids=[claim.id for claim in claims])]
     if html is not None:
         from kvlab.claims_page import write_page
@@ -80,18 +86,20 @@ def _fresh(studies: list[str], size: str, out: Path) -> dict[str, Path | None]:
     if unknown:
         raise ValueError(f"--size {size} is none of {unknown[0]}; allowed: {', '.join(known[unknown[0]].SIZES)}")
     done: dict[str, Path | None] = {}
+    begun: dict[str, Path] = {}
     try:
         for study in studies:
-            begun = []
             try:
-                done[study] = run_study(study, size=size, out=out, begun=begun.append).path
+                done[study] = run_study(study, size=size, out=out,
+                                        begun=lambda store, of=study: begun.update({of: store.path})).path
             except (ValueError, RuntimeError) as error:
                 print(f"kvlab: {study} cannot run here: {error}", file=sys.stderr)
                 done[study] = None
     except KeyboardInterrupt:
-        kept = [*filter(None, done.values()), *(store.path for store in begun)]
-        print(f"\nkvlab: interrupted; what was committed is kept. Complete {studies[len(done)]} with kvlab run "
-              f"{studies[len(done)]} --resume, then: kvlab claims --run"
-              + "".join(f" --results {path}" for path in kept), file=sys.stderr)
+        half = "".join(f"kvlab run {study} --resume {path}, then: " for study, path in begun.items()
+                       if study not in done)
+        kept = "".join(f" --results {path}" for study, path in begun.items() if done.get(study, path))
+        print(f"\nkvlab: interrupted; what was committed is kept. Go on with: {half}kvlab claims --run{kept}",
+              file=sys.stderr)
         raise
     return done

@@ -136,6 +136,8 @@ def test_the_caption_names_every_kind(run):
     assert {"measured", "modelled", "quoted", "memory_wall", "20261129T181422Z-8a68e5"} <= set(told.keywords)
     assert all(KINDS[kind] in told.text for kind in ("measured", "modelled", "quoted"))
     assert caption("t", rows, run, anonymous=True).keywords[-1] == "memory_wall"
+    absent = rows.assign(kind="missing", value=None, note="no counter", source="nvml")
+    assert ". ." not in caption("t", absent, run).text, "no line where no number is drawn"
 
 
 def test_a_font_that_stands_in_is_said_once(monkeypatch):

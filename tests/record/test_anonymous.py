@@ -18,7 +18,7 @@ SECRETS = {
     "paths": "/home/somebody/work/model.gguf", "device UUIDs": UUID, "git commits": COMMIT,
     "PCI addresses": "00000000:3b:00.0", "serial numbers": "serial number 1650222012345",
     "e-mail addresses": "ann@lab.example.org", "network addresses": "10.1.2.3:8000",
-    "URLs of hosts without a public name": "http://gpu-node7:8000/metrics"}
+    "URLs of servers": "http://gpu-node7:8000/metrics", "files of variants": "ann/of_the_lab.py:Mine"}
 KEPT = ["NVIDIA H200 SXM 141GB", "AMD EPYC, 2 logical cores", "int8/token+int4/token/g32", "sha256 1ff91e93a456",
         "https://github.com/vllm-project/vllm/blob/0123456789abcdef0123456789abcdef01234567/x.py",
         "needs /sys/bus/event_source/devices", "driver 550.54.15", "tokens/s at 99.5 %", "file:" + "ab" * 32]
@@ -39,11 +39,11 @@ def test_what_identifies_is_in_no_format_and_is_counted(what, secret, format, tm
     out = export(tmp_path / "a.parquet", format, tmp_path, anonymous=cut)
     assert out.stem == "anonymous"
     text = out.read_text() if format != "parquet" else read_table(out).to_csv()
-    core = secret.split(" ")[-1]
+    core = secret.split(" ")[-1].partition(":Mine")[0]
     assert core not in text and RUN not in text and "run-1" in text
     assert "run ids (1, now run-1)" in cut.sentence and f"{what} (1)" in cut.sentence and "git commit" in cut.sentence
     if format != "latex":
-        assert KEPT[0] in text and "before [" in text and "] after run-1" in text
+        assert KEPT[0] in text and "before [" in text and " after run-1" in text
 
 
 @pytest.mark.parametrize("text", KEPT)
@@ -58,8 +58,16 @@ def test_names_of_this_machine_go_and_common_ones_stay(monkeypatch):
     cut = Anonymous()
     assert cut.text("aturing on bletchley, not aturings") == "[name] on [name], not aturings"
     assert "user and host names (2)" in cut.sentence
+    assert cut.text("bletchley.example.org says") == "[name] says", "the domain names the place"
     monkeypatch.setattr(anonymous.getpass, "getuser", lambda: "root")
     assert Anonymous().text("the root of it") == "the root of it"
+
+
+def test_a_variants_file_goes_and_its_class_stays_and_so_do_cited_pages():
+    cut = Anonymous()
+    assert cut.text('{"ref": "Ann Other/it.py:Mine"}') == '{"ref": "[file]:Mine"}'
+    assert cut.text("http://gpu7.example.org:8000/metrics; https://example.org/x.py:3.") == (
+        "[URL] https://example.org/x.py:3.")
 
 
 def test_runs_keep_apart_and_the_same_over_parts():

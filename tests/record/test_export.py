@@ -182,6 +182,17 @@ def test_latex_is_a_whole_table_with_every_call(tmp_path, count):
     assert "nothing for a LaTeX table" in str(pytest.raises(ValueError, latex, readings(1).iloc[3:]).value)
 
 
+def test_latex_has_a_column_for_what_alone_tells_two_calls_apart():
+    frame = readings(2)
+    frame["kv_len"], frame["batch_size"] = frame["kv_len"].iloc[0], frame["batch_size"].iloc[0]
+    for name in ("variant", "replica"):
+        frame[name] = frame[name].iloc[0]
+    orders = dict(zip(frame["case_id"].unique(), ("in_order", "random")))
+    frame["page_order"] = frame["case_id"].map(orders).astype("string")
+    assert "{page order}" in latex(frame) and "random &" in latex(frame)
+    assert "{page order}" not in latex(readings(2))
+
+
 def test_latex_of_hostile_text_stays_within_its_cells():
     frame = readings(2)
     frame["variant"] = pd.array(["\\input{x}~^#$\n% a"] * len(frame), dtype="string")

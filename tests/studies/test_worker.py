@@ -18,8 +18,9 @@ from kvlab.kv.cache import Layout
 from kvlab.record.reading import table
 from kvlab.shapes import AttentionShape, Workload
 from kvlab.studies._run import Job
-from kvlab.studies._worker import DIED, Worker, _cause_of_death, case_from, worker_each
+from kvlab.studies._worker import DIED, Worker, _at_once, _cause_of_death, case_from, worker_each
 from kvlab.studies.memory_wall import Decomposition
+from kvlab.units import GiB
 
 WORKLOAD = Workload.decode(AttentionShape(4, 2, 16), kv_len=32)
 HEAD = """
@@ -315,7 +316,7 @@ def test_cases_without_times_run_beside_each_other_and_timed_ones_alone_after_th
         order.append(case.number)
         return [dict(comparison_id=str(case.number))]
     monkeypatch.setattr(Worker, "rows", rows)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("kvlab.studies._worker._at_once", lambda: 2)
     timed = [SimpleNamespace(number=number) for number in (0, 5)]
     found = list(worker_each(1.0)(Job(), [timed[0], *map(Untimed, range(1, 5)), timed[1]]))
     assert sorted(rows[0]["comparison_id"] for rows in found) == list("012345")
@@ -327,3 +328,35 @@ def test_a_closed_worker_starts_no_process_again():
     worker.close()
     assert worker.rows(Job(), SimpleNamespace(comparison_id="a", columns=lambda: {}))[0]["error"] == (
         "the run was stopped") and worker.process is None
+
+
+def test_no_more_workers_than_there_are_cores_and_memory_for(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    for free, workers in ((64 * GiB, 6), (3 * GiB, 3), (0, 1)):
+        monkeypatch.setattr("kvlab.studies._worker.free_memory", lambda free=free: free)
+        assert _at_once() == workers
+
+
+def test_a_caller_that_has_enough_ends_all_workers_at_once_with_what_they_started(monkeypatch):
+    popen, close, started, together = subprocess.Popen, Worker.close, [], threading.Barrier(3, timeout=30)
+
+    def start(command, **options):                           # answers one case, ends with its input, leaves a program
+        started.append(popen(["sh", "-c", "sleep 60 & echo '{\"rows\": [1]}'; cat >/dev/null"], **options))
+        return started[-1]
+
+    def closed(worker):
+        together.wait()                                      # ends only with three at once
+        close(worker)
+    monkeypatch.setattr("kvlab.studies._worker._at_once", lambda: 3)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(Worker, "close", closed)
+    monkeypatch.setattr("kvlab.studies._worker.asdict", lambda case: {})
+    answers = worker_each(60.0)(Job(), map(Untimed, range(9)))
+    assert next(answers) == [1]
+    answers.close()
+    assert len(started) == 3 and all(process.poll() is not None for process in started)
+    for process in started:
+        with pytest.raises(ProcessLookupError):
+            for _ in range(200):
+                os.killpg(process.pid, 0)
+                time.sleep(0.02)

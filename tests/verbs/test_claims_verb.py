@@ -57,7 +57,8 @@ def test_show_names_the_figure_and_what_reproduces_the_numbers(kvlab):
     (["--section", 9], "section 9 is none of the article's; allowed: 1 The bottleneck"),
     (["C03", "--section", 5], "none of C03 is in section 5"), (["--lang", "fr"], "language 'fr' is not there"),
     (["--results", "nowhere.parquet"], "there are no results at nowhere.parquet"),
-    (["C28", "--run", "--size", "huge"], "--size huge is none of"),
+    (["C28", "--run", "--size", "huge"], "--size huge is none of"), (["profiles/x"], "no claim named 'profiles/x'"),
+    (["--results", __file__], "test_claims_verb.py is not a file of results; give a run's directory or id"),
 ])
 def test_wrong_use_is_one_sentence_and_exit_code_2(kvlab, arguments, said):
     code, out, err = kvlab(*arguments)
@@ -86,6 +87,18 @@ def test_two_runs_of_one_study_are_refused_and_a_run_without_the_rows_names_the_
     assert code == 2 and "are both results of paging; give one of them" in err
     _, out, _ = kvlab("show", "C34", "--results", paths[0])
     assert "verdict: untestable here" in out and "needs: " in out and "kvlab run paging" in out
+
+
+def test_results_that_no_asked_claim_rests_on_are_said_to_be_unused(kvlab):
+    from kvlab.api import reference
+    code, _, err = kvlab("C47", "--results", reference("paging"))
+    assert code == 0
+    assert err == f"kvlab: {reference('paging')} is not used: no claim that was asked for rests on paging\n"
+
+
+def test_the_counts_in_chinese_are_a_chinese_sentence(kvlab):
+    _, out, _ = kvlab("--section", 2, "--lang", "zh")
+    assert re.match(r"8 条论断：\d 条成立，", out.splitlines()[-1])
 
 
 def test_a_checkout_without_stored_results_still_judges_what_needs_none(monkeypatch, tmp_path):
@@ -124,4 +137,5 @@ def test_an_interrupted_run_says_how_to_go_on(kvlab, monkeypatch, tmp_path):
         raise KeyboardInterrupt
     monkeypatch.setattr("kvlab.studies._run.run", run)
     code, _, err = kvlab("C34", "--run")
-    assert code == 130 and "kvlab run paging --resume" in err and "--results profiles/paging/half" in err
+    assert code == 130 and "kvlab run paging --resume profiles/paging/half, then" in err
+    assert "--run --results profiles/paging/half" in err
