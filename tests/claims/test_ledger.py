@@ -107,7 +107,7 @@ def test_every_study_and_figure_that_a_claim_names_is_there():
 
 
 def test_a_wrong_id_or_section_is_answered_with_what_there_is():
-    with pytest.raises(KeyError, match="no claim named 'C99'"):
+    with pytest.raises(KeyError, match="no claim named 'c99'"):
         chosen(["c99"])
     with pytest.raises(ValueError, match="section 9 is none of the article's; allowed: 1 The bottleneck"):
         chosen((), 9)
