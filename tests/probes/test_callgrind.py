@@ -132,8 +132,8 @@ def test_a_latent_that_is_found_again_is_read_once(valgrind, workload):
 
 def test_latents_and_quantised_caches_in_torch_move_what_its_operators_write(valgrind):
     """K and V of two widths are torch's math on a CPU; codes of 8 bits are floats twice."""
-    latent = Workload.decode(AttentionShape(8, 1, 96, v_head_dim=64, v_in_k=True), kv_len=4096)
-    plain = Workload.decode(AttentionShape(8, 2, 64), kv_len=1024)
+    latent = Workload.decode(AttentionShape(8, 1, 96, v_head_dim=64, v_in_k=True), kv_len=8192)
+    plain = Workload.decode(AttentionShape(8, 2, 64), kv_len=2048)
     for trials in ([trial(name, latent) for name in ("naive", "sdpa")],
                    [trial("sdpa", plain, kv_format="int8/token"), trial("sdpa_math", plain)]):
         readings = Callgrind(256 * KIB).measure(bench(*trials))
