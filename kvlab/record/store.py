@@ -220,10 +220,11 @@ def _from_journal(path: Path) -> pd.DataFrame:
 
 
 def _typed(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
-    wrong = set(COLUMNS) ^ set(frame.columns)
+    wrong = [*(name for name in COLUMNS if name not in frame), *sorted(set(frame.columns) - set(COLUMNS))]
     if wrong:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(f"{path} is not the result table of this kvlab: missing or unknown columns "
-                         f"{', '.join(sorted(wrong))}")
+                         f"{', '.join(wrong[:5])}{more}; give a run directory, or a table that kvlab wrote")
     return frame[list(COLUMNS)].astype(COLUMNS)
 
 

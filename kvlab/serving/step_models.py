@@ -212,13 +212,13 @@ def rates_of_kernels(results: Path | str, variant: str | None = None) -> tuple[R
 
     From the medians of read_ceiling and matmul_ceiling, and of effective_bandwidth in decode of one variant (default:
     the fastest). Launch, sampling and scheduling were not measured and are left out: 0. Such constants are of that
-    machine alone. results: results.parquet of a run that measured one machine, such as study memory_wall's.
+    machine alone. results: readings.parquet of a run that measured one machine, such as study memory_wall's.
     ValueError: a file without those rows, of several machines or dtypes, an unknown variant.
     """
     import pandas as pd
     path = Path(results)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file; give results.parquet of a run, such as `kvlab run memory_wall`'s")
+        raise FileNotFoundError(f"{path} is no file; give readings.parquet of a run, such as `kvlab run memory_wall`'s")
     columns = ["metric", "value", "variant", "phase", "hardware", "dtype", "threads", "status", "kv_format"]
     try:
         table = pd.read_parquet(path, columns=columns)

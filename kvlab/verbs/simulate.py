@@ -61,7 +61,7 @@ def command(
         seed: Annotated[int, typer.Option(help="Of a workload's draws.")] = 0,
         tp: Annotated[int | None, typer.Option(help="GPUs of one replica; default: the least that fits.")] = None,
         kernels: Annotated[Path | None, typer.Option(help="Step time from what a kvlab run measured on its own "
-                                                     "machine: its results.parquet; instead of --gpu.")] = None,
+                                                     "machine: its readings.parquet; instead of --gpu.")] = None,
         util: Annotated[float | None, typer.Option(help="vLLM's gpu_memory_utilization; default: 0.92, vLLM "
                                                    "0.32's.")] = None,
         kv_format: Annotated[str, typer.Option(autocompletion=names("formats"), help="A name from `kvlab ls "

@@ -234,7 +234,7 @@ def test_a_factor_is_carried(kvlab, run):
     pytest.param(("Llama-3.1-8B", "--gpu", "RTX 4090", "--count", "1", "--metrics", "/proc/m.txt"), "cannot be written",
                  marks=pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")),
     (("--replay", ".", "--find-rate"), "--find-rate cannot be set with --replay"),
-    (("SmolLM2-135M", "--kernels", "/no/such", "--blocks", "9"), "/no/such is no file; give results.parquet"),
+    (("SmolLM2-135M", "--kernels", "/no/such", "--blocks", "9"), "/no/such is no file; give readings.parquet"),
     (("SmolLM2-135M", "--kernels", "x", "--blocks", "9", "--util", "0.5"), "--util, --weights-gib, --weight-bits and"),
     (("deepseek-v3", "--gpu", "H200", "--gpus", "8", "--tp", "1", "--blocks", "41071"), "does not fit"),
     (("Llama-3.1-8B", "--gpu", "RTX 4090", "--find-rate"), "--find-rate needs a limit, such as --ttft-p99 2s"),
