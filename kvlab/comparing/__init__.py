@@ -26,7 +26,7 @@ VERDICTS = ("FASTER", "SLOWER", "LESS", "MORE", "SAME", "AMBIGUOUS")
 LAYOUT = ("block_size", "page_order")
 # what a row is about: all of its context but ids and what follows from the rest, and which part was looked at
 ABOUT = (*(name for name in CONTEXT if name not in
-           ("run_id", "comparison_id", "case_id", "study", "format_path", "replica", "case")), "scope")
+           ("run_id", "comparison_id", "case_id", "study", "worker", "format_path", "replica", "case")), "scope")
 
 
 def compare(a, b, *, metric: str = "latency_s", run=None, by: Sequence[str] | None = None, margin: float = MARGIN,

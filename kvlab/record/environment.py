@@ -15,7 +15,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
 from kvlab.record.export import StoreError
-from kvlab.record.reading import SCHEMA_VERSION, check_schema_version
+from kvlab.record.migrate import check_schema_version
+from kvlab.record.reading import SCHEMA_VERSION
 from kvlab.units import MiB
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "OMP_WAIT_POLICY", "KMP_AFFINITY",

@@ -142,11 +142,14 @@ def _csv_column(values: pd.Series):
 
 def write_parquet(table: pd.DataFrame, path: Path | str) -> None:
     """A result table as Parquet, checked against `schema()`; metric units and schema version in the file metadata."""
-    _write_parts(lambda: [table], path)
+    write_parts(lambda: [table], path)
 
 
-def _write_parts(parts: Callable[[], Iterable[pd.DataFrame]], path: Path | str) -> None:
-    """Gone through twice: the units of all metrics stand in the schema, which is written first."""
+def write_parts(parts: Callable[[], Iterable[pd.DataFrame]], path: Path | str) -> None:
+    """A result table in parts as `write_parquet` writes it, never held whole.
+
+    Gone through twice: the units of all metrics stand in the schema, which is written first.
+    """
     import pyarrow
     import pyarrow.parquet
     units, rules, writer = _units(parts()), schema(), None
@@ -214,7 +217,7 @@ def export(run: Path | str, format: str, out: Path | str | None = None, *, wide:
     elif format == "csv":
         write_csv(map(cut, read_parts(run)), out)
     else:
-        _write_parts(lambda: map(cut, read_parts(run)), out)
+        write_parts(lambda: map(cut, read_parts(run)), out)
     return out
 
 

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from kvlab.record.reading import complete
 
 _ROW, _COMMIT, _CRC = b'{"row":', b'{"commit":', b',"crc":"'
 _TAIL = len(_CRC) + 8 + 2                                                   # ,"crc":"xxxxxxxx"}
+_NAMED = 5                                                                  # lines or comparisons that a sentence lists
 _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class Committed(NamedTuple):
+    """A comparison that counts: its id, its complete rows and its lines as they stand in the journal."""
+    comparison_id: str
+    rows: list[dict[str, Any]]
+    lines: list[bytes]
 
 
 def _line(start: bytes, content: dict[str, Any]) -> bytes:
@@ -31,55 +39,74 @@ def encode(comparison_id: str, rows: Iterable[dict[str, Any]]) -> bytes:
     return b"".join(lines) + _line(_COMMIT, {"comparison_id": comparison_id, "count": len(lines)})
 
 
-def _decode(line: bytes) -> tuple[bytes, dict[str, Any]] | None:
-    """The content of a line with its start; None if any byte of it is not as it was written."""
+def _decode(line: bytes) -> tuple[bytes, Any] | None:
+    """The content of a line with its start: a complete row, or (comparison_id, count).
+
+    None if any byte of it is not as it was written, or if it was not written by kvlab.
+    """
     start = _ROW if line.startswith(_ROW) else _COMMIT
     body, tail = line[len(start):-_TAIL], line[-_TAIL:]
     if not line.startswith(start) or tail != b"%s%08x\"}" % (_CRC, zlib.crc32(body)):
         return None
-    try:
-        return start, json.loads(body)
-    except ValueError:                                                      # a checksum can agree by chance
+    try:                                                                    # a checksum can agree by chance, or intent
+        content = json.loads(body)
+        if start == _ROW:
+            return start, complete(content)
+        name, count = content["comparison_id"], content["count"]
+        return (start, (name, count)) if type(name) is str and type(count) is int else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def replay(data: bytes) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-    """The committed comparisons of a journal with their complete rows, and one sentence per thing dropped."""
-    committed: dict[str, list[dict[str, Any]]] = {}
-    problems: list[str] = []
+def read(lines: Iterable[bytes], problems: list[str]) -> Iterator[Committed]:
+    """The committed comparisons of a journal, one after another; into `problems` one sentence per thing dropped.
+
+    lines: as a binary file gives them. No more than one comparison is held at a time.
+    """
+    seen: set[str] = set()
     pending: dict[str, list[dict[str, Any]]] = {}                           # rows since the last commit line
+    kept: dict[str, list[bytes]] = {}                                       # and their lines
     damaged: list[int] = []                                                 # numbers of bad lines since then
-    *lines, torn = data.split(b"\n")
+    torn = False
     for number, line in enumerate(lines, 1):
-        decoded = _decode(line)
+        if not line.endswith(b"\n"):
+            torn = True
+            break
+        decoded = _decode(line[:-1])
         if decoded is None:
             damaged.append(number)
             continue
         start, content = decoded
         if start == _ROW:
-            pending.setdefault(content.get("comparison_id", ""), []).append(complete(content))
+            pending.setdefault(content["comparison_id"], []).append(content)
+            kept.setdefault(content["comparison_id"], []).append(line)
             continue
-        name = content["comparison_id"]
-        rows = pending.pop(name, [])
-        if name in committed:
+        name, count = content
+        rows, own = pending.pop(name, []), kept.pop(name, [])
+        if name in seen:
             problems.append(f"readings.jsonl line {number}: comparison {name!r} is committed a second time; "
                             "the first is kept")
-        elif len(rows) == content["count"]:
-            committed[name] = rows
-        else:
+        elif len(rows) != count:
             pending[name] = rows
         if damaged or pending:
             problems.append(_dropped(damaged, list(pending), f"line {number}"))
-        pending, damaged = {}, []
+        if name not in seen and name not in pending:
+            seen.add(name)
+            yield Committed(name, rows, [*own, line])
+        pending, kept, damaged = {}, {}, []
     if damaged or pending or torn:
         problems.append(_dropped(damaged, list(pending), "its end"))
-    return committed, problems
 
 
 def _dropped(damaged: list[int], names: list[str], where: str) -> str:
-    what = "comparison " + ", ".join(map(repr, names)) if names else "the comparison there"
+    what = f"comparison {_some(map(repr, names))}" if names else "the comparison there"
     if damaged:
-        why = f"line {', '.join(map(str, damaged))} is damaged (checksum does not agree)"
+        why = f"line {_some(map(str, damaged))} is damaged (checksum does not agree)"
     else:
         why = f"at {where} there are readings without their whole commit, as a kill in mid-run leaves them"
     return f"readings.jsonl: {why}, so {what} counts as not committed and is measured again on --resume"
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pandera.pandas as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 KINDS = ("measured", "simulated", "modelled", "quoted", "missing")         # strongest to weakest
 STATUSES = ("ok", "skipped", "failed", "oom")
 _INTS = ("block_size", "batch_size", "q_len", "kv_len", "num_q_heads", "num_kv_heads", "group_ratio", "head_dim",
@@ -107,8 +107,8 @@ def _dtype(name: str) -> str:
     return "Int64" if name in _INTS else "float64" if name in _FLOATS else "string"
 
 
-CONTEXT = tuple("""run_id comparison_id case_id study variant device dtype kv_format format_path block_size page_order
-phase batch_size q_len kv_len num_q_heads num_kv_heads group_ratio head_dim model data threads seed replica
+CONTEXT = tuple("""run_id comparison_id case_id study variant device worker dtype kv_format format_path block_size
+page_order phase batch_size q_len kv_len num_q_heads num_kv_heads group_ratio head_dim model data threads seed replica
 case""".split())                                                          # the columns that say what was looked at
 READING = tuple(field.name for field in fields(Reading))                   # the columns of one reading
 COLUMNS = {name: _dtype(name) for name in CONTEXT + READING}               # the result table, in order
@@ -179,10 +179,3 @@ def schema() -> pa.DataFrameSchema:
     }
     return pa.DataFrameSchema(columns, strict=True, ordered=True,
                               checks=[pa.Check(rule, name=name, error=name) for name, rule in rules.items()])
-
-
-def check_schema_version(got: Any, where: str) -> None:
-    """Refuse results that another version of the table wrote (ValueError)."""
-    if got != SCHEMA_VERSION:
-        raise ValueError(f"{where} has results of schema version {got!r}, and this kvlab reads version "
-                         f"{SCHEMA_VERSION}; read them with the kvlab that wrote them, or run the study again")

@@ -1,45 +1,54 @@
 """A run directory: every committed comparison survives a kill, and none is measured twice.
 
 <parent>/<study>/<UTC>-<id>/ holds manifest.json (written first), readings.jsonl (the journal), readings.parquet
-(at close) and, when first used, samples/, traces/ and figures/.
+(at close), workers.json (of a run on several machines) and, when first used, samples/, traces/ and figures/.
 """
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvlab.record import journal
 from kvlab.record.environment import Manifest
-from kvlab.record.export import StoreError, atomic_write, explained, uninterrupted, write_parquet
-from kvlab.record.journal import encode, replay
-from kvlab.record.reading import COLUMNS, READING, Reading, check_schema_version, complete, table
+from kvlab.record.export import StoreError, atomic_file, atomic_write, explained, uninterrupted, write_parts
+from kvlab.record.held import Held
+from kvlab.record.migrate import check_schema_version, migrated, version_of
+from kvlab.record.reading import COLUMNS, READING, SCHEMA_VERSION, Reading, complete, table
 from kvlab.registry import no_such
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["RunStore", "StoreError", "find_run", "read_table"]
-_JOURNAL, _PARQUET = "readings.jsonl", "readings.parquet"
+_JOURNAL, _PARQUET, _WORKERS = "readings.jsonl", "readings.parquet", "workers.json"
+_PART = 2**16                                               # rows of a table that are held at once
 
 
 class RunStore:
     """The readings of one run, committed comparison by comparison.
 
-    path: the run directory. manifest: what the run was. problems: one sentence for each thing in the journal that
-    was not accepted when the run was opened. Only one process at a time may append.
+    path: the run directory. manifest: what the run was. committed: ids of the comparisons that need not be measured
+    again. problems: one sentence for each thing in the journal that was not accepted when the run was opened. Rows stay
+    on disk, so memory does not grow with them. One process at a time may append: the first to `hold` the run.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, committed: dict[str, list[dict]], problems: list[str],
-                 journal_bytes: int):
-        self.path, self.manifest, self.problems = path, manifest, problems
-        self._committed = committed
-        self._units = {row["metric"]: row["unit"] for rows in committed.values() for row in rows}
-        self._end = journal_bytes                           # of the journal, up to its last commit line
-        self._rewrite = bool(problems)                      # leave the dropped lines out before appending
+    def __init__(self, path: Path, manifest: Manifest):
+        self.path, self.manifest = path, manifest
+        self.committed: set[str] = set()
+        self.problems: list[str] = []
+        self._units: dict[str, str] = {}
+        self._end = _size(path / _JOURNAL)                  # of the journal, up to its last commit line
+        for one in journal.read(_lines(path / _JOURNAL, self._end), self.problems):
+            self.committed.add(one.comparison_id)
+            self._units.update((row["metric"], row["unit"]) for row in one.rows)
+        self._rewrite = bool(self.problems)                 # leave the dropped lines out before appending
+        self._held = Held(path)
 
     @classmethod
     def create(cls, parent: Path | str, study: str, manifest: Manifest) -> RunStore:
@@ -57,23 +66,25 @@ class RunStore:
             path.mkdir()
             atomic_write(path / "manifest.json", manifest.model_dump_json(indent=2).encode())
             (path / _JOURNAL).touch()
-        return cls(path, manifest, {}, [], 0)
+        return cls(path, manifest)
 
     @classmethod
-    def open(cls, path: Path | str) -> RunStore:
+    def open(cls, path: Path | str, hold: bool = False) -> RunStore:
         """An existing run with all its committed comparisons; the directory is not changed before `append`.
 
-        A damaged or uncommitted part of the journal is left out and said in `problems`. Refused: a folder that is
-        no run directory (StoreError), results of another schema version (ValueError).
+        hold: take it for this process first, so that nobody appends between. A damaged or uncommitted part of the
+        journal is left out and said in `problems`. Refused: a folder that is no run directory, one that another process
+        holds (StoreError), results of a schema version that this kvlab does not know (ValueError).
         """
         path = Path(path)
         manifest = Manifest.read(path)
-        return cls(path, manifest, *_replayed(path / _JOURNAL))
-
-    @property
-    def committed(self) -> set[str]:
-        """Ids of the comparisons that need not be measured again."""
-        return set(self._committed)
+        if not hold:
+            return cls(path, manifest)
+        held = Held(path)
+        held.take()
+        store = cls(path, manifest)
+        store._held = held
+        return store
 
     @property
     def artifacts(self) -> Path:
@@ -83,41 +94,52 @@ class RunStore:
                 (self.path / name).mkdir(exist_ok=True)
         return self.path
 
+    def hold(self) -> None:
+        """Take the run for this process until `close`; StoreError says which process has it and since when."""
+        self._held.take()
+
     def append(self, comparison_id: str, rows: Iterable[dict[str, Any]]) -> None:
         """Commit one comparison: on return its rows (context columns + asdict(reading)) survive a power cut.
 
         run_id, study and comparison_id are filled in. Refused before anything is written: a comparison already
         committed, a row of another comparison, a reading that `Reading` refuses, a second unit for a metric
         (ValueError), a journal that another process went on with (ValueError), an unknown column (KeyError).
-        StoreError: the folder is full or gone; append may be tried again.
+        StoreError: the folder is full or gone, or another process holds the run; append may be tried again.
         """
-        if not comparison_id or comparison_id in self._committed:
+        if not comparison_id or comparison_id in self.committed:
             raise ValueError(f"comparison {comparison_id!r} is already committed (or empty); a resumed run skips "
                              "those in `committed`")
         own = {"run_id": self.manifest.run_id, "study": self.manifest.study, "comparison_id": comparison_id}
-        full, units = [], dict(self._units)
+        full, units = [], {}
         for given in rows:
             if (given.get("comparison_id") or comparison_id) != comparison_id:
                 raise ValueError(f"a row of comparison {given['comparison_id']!r} was given with {comparison_id!r}")
             full.append(row := complete({**given, **own}))
             Reading(**{name: row[name] for name in READING})
-            if units.setdefault(row["metric"], row["unit"]) != row["unit"]:
-                raise ValueError(f"metric {row['metric']!r} has unit {row['unit']!r}, and {units[row['metric']]!r} "
-                                 "elsewhere in this run; a metric has one unit")
+            known = self._units.get(row["metric"]) or units.setdefault(row["metric"], row["unit"])
+            if known != row["unit"]:
+                raise ValueError(f"metric {row['metric']!r} has unit {row['unit']!r}, and {known!r} elsewhere in this "
+                                 "run; a metric has one unit")
+        self.hold()
         with explained(self.path), uninterrupted():
-            self._write(encode(comparison_id, full))
-            self._committed[comparison_id], self._units = full, units
+            self._write(journal.encode(comparison_id, full))
+            self.committed.add(comparison_id)
+            self._units.update(units)
 
     def _write(self, lines: bytes) -> None:
-        journal = self.path / _JOURNAL
-        if self._rewrite or not journal.exists():
-            kept = b"".join(encode(name, rows) for name, rows in self._committed.items())
-            atomic_write(journal, kept)
-            self._end, self._rewrite = len(kept), False
+        path = self.path / _JOURNAL
+        if self._rewrite or not path.exists():
+            with atomic_file(path) as file:
+                for one in self._comparisons():
+                    file.writelines(one.lines)
+            self._end, self._rewrite = _size(path), False
+        if self.manifest.schema_version != SCHEMA_VERSION:  # rows of today's version follow
+            self.manifest = self.manifest.model_copy(update={"schema_version": SCHEMA_VERSION})
+            atomic_write(self.path / "manifest.json", self.manifest.model_dump_json(indent=2).encode())
         (self.path / _PARQUET).unlink(missing_ok=True)      # about to be out of date: readers take the journal
-        with open(journal, "r+b", buffering=0) as file:
+        with open(path, "r+b", buffering=0) as file:
             if file.seek(0, os.SEEK_END) != self._end:
-                raise ValueError(f"{journal} has changed since this run was opened (another process writes to it, or "
+                raise ValueError(f"{path} has changed since this run was opened (another process wrote to it, or "
                                  "an earlier write failed); open the run again")
             try:
                 left = memoryview(lines)
@@ -130,27 +152,89 @@ class RunStore:
                 raise
         self._end += len(lines)
 
+    def met(self, worker: str, environment: dict[str, Any]) -> None:
+        """Note the environment of a worker that measures for this run; its rows carry `worker`."""
+        known = self.workers
+        if known.get(worker) != environment:
+            atomic_write(self.path / _WORKERS, json.dumps({**known, worker: environment}, indent=2).encode())
+
+    @property
+    def workers(self) -> dict[str, dict[str, Any]]:
+        """The environments of the workers of a run on several machines, by the id in the column `worker`."""
+        return read_workers(self.path)
+
+    def _comparisons(self) -> Iterator[journal.Committed]:
+        """What is committed, from disk, one comparison after another."""
+        return journal.read(_lines(self.path / _JOURNAL, self._end), [])
+
     def rows(self) -> list[dict[str, Any]]:
         """All committed rows in the order they were appended, each with every column."""
-        return [row for rows in self._committed.values() for row in rows]
+        return [row for one in self._comparisons() for row in one.rows]
 
     def table(self) -> pd.DataFrame:
         """All committed rows as the result table."""
-        return table(self.rows())
+        return _whole(_tables(self._comparisons()))
 
     def close(self) -> None:
-        """Write readings.parquet, checked; the run can be opened and appended to again."""
-        write_parquet(self.table(), self.path / _PARQUET)
+        """Write readings.parquet, checked, and let the run go; it can be opened and appended to again."""
+        try:
+            write_parts(lambda: _tables(self._comparisons()), self.path / _PARQUET)
+        finally:
+            self._held.let_go()
 
 
-def _replayed(journal: Path) -> tuple[dict[str, list[dict]], list[str], int]:
+def read_workers(run: Path) -> dict[str, dict[str, Any]]:
+    """The environments in a run's workers.json by worker; empty where the run was made on one machine."""
+    path = run / _WORKERS
     try:
-        data = journal.read_bytes()
-    except FileNotFoundError:                               # killed between the manifest and the journal
-        data = b""
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
     except OSError as error:
-        raise StoreError(error.errno, f"{journal} cannot be read: {error.strerror}; check its permissions") from error
-    return *replay(data), len(data)
+        raise StoreError(error.errno, f"{path} cannot be read: {error.strerror}; check its permissions") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it: the readings do without") from None
+    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+        raise ValueError(f"{path} is damaged: it must hold environments by worker; delete it: the readings do without")
+    return found
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _lines(path: Path, end: int | None = None) -> Iterator[bytes]:
+    """The lines of a journal up to a byte (all of them); none where the run was killed before there was one."""
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if end is not None and end <= 0:
+                    return
+                yield line
+                if end is not None:
+                    end -= len(line)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(error.errno, f"{path} cannot be read: {error.strerror}; check its permissions") from error
+
+
+def _tables(comparisons: Iterable[journal.Committed], lines: int = _PART) -> Iterator[pd.DataFrame]:
+    """Committed comparisons as tables of about so many rows, one at least."""
+    rows, first = [], True
+    for one in comparisons:
+        rows += one.rows
+        if len(rows) >= lines:
+            yield table(rows)
+            rows, first = [], False
+    if rows or first:
+        yield table(rows)
+
+
+def _whole(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    import pandas as pd
+    parts = list(parts)
+    return parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
 
 
 def read_table(path: Path | str) -> pd.DataFrame:
@@ -160,13 +244,11 @@ def read_table(path: Path | str) -> pd.DataFrame:
     Refused in one sentence: a path that does not exist (StoreError), another kind of file, another schema version,
     other columns (ValueError). Damage in a journal is a warning.
     """
-    import pandas as pd
-    parts = list(read_parts(path, lines=2**30))
-    return parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
+    return _whole(read_parts(path))
 
 
-def read_parts(path: Path | str, lines: int = 2**16) -> Iterator[pd.DataFrame]:
-    """The result table in parts of so many lines, one at least: of Parquet no more than a part is held in memory."""
+def read_parts(path: Path | str, lines: int = _PART) -> Iterator[pd.DataFrame]:
+    """The result table in parts of about so many lines, one at least; of a CSV all is held in memory, else one part."""
     path = Path(path)
     if not path.exists():
         raise StoreError(errno.ENOENT, f"there are no results at {path}; give a run directory, a .parquet or a .csv")
@@ -176,13 +258,17 @@ def read_parts(path: Path | str, lines: int = 2**16) -> Iterator[pd.DataFrame]:
         path = closed if closed.exists() else path / _JOURNAL
     if path.suffix == ".parquet":
         yield from _from_parquet(path, lines)
-        return
-    readers = {".csv": _from_csv, ".jsonl": _from_journal}
-    if path.suffix not in readers:
-        raise ValueError(f"{path} is no result table; give a run directory or one of: .parquet, {', '.join(readers)}")
-    whole = readers[path.suffix](path)
-    for start in range(0, max(1, len(whole)), lines):
-        yield whole.iloc[start:start + lines]
+    elif path.suffix == ".jsonl":
+        problems: list[str] = []
+        yield from _tables(journal.read(_lines(path), problems), lines)
+        for problem in problems:
+            warnings.warn(f"{path.parent.name}/{problem}", stacklevel=3)
+    elif path.suffix == ".csv":
+        whole = _from_csv(path)
+        for start in range(0, max(1, len(whole)), lines):
+            yield whole.iloc[start:start + lines]
+    else:
+        raise ValueError(f"{path} is no result table; give a run directory or one of: .parquet, .csv, .jsonl")
 
 
 def _from_parquet(path: Path, lines: int) -> Iterator[pd.DataFrame]:
@@ -191,11 +277,11 @@ def _from_parquet(path: Path, lines: int) -> Iterator[pd.DataFrame]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             version = (file.schema_arrow.metadata or {}).get(b"kvlab.schema_version", b"unknown").decode()
-            check_schema_version(int(version) if version.isdigit() else version, str(path))
+            known = check_schema_version(int(version) if version.isdigit() else version, str(path))
             if file.metadata.num_rows == 0:
-                yield _typed(file.schema_arrow.empty_table().to_pandas(), path)
+                yield _typed(file.schema_arrow.empty_table().to_pandas(), path, known)
             for batch in file.iter_batches(lines):
-                yield _typed(pyarrow.Table.from_batches([batch]).to_pandas(), path)
+                yield _typed(pyarrow.Table.from_batches([batch]).to_pandas(), path, known)
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read as Parquet ({error}); in a run directory, delete it and the journal "
                          "is read instead") from None
@@ -207,19 +293,13 @@ def _from_csv(path: Path) -> pd.DataFrame:
     try:
         names = pd.read_csv(path, nrows=0).columns
         return _typed(pd.read_csv(path, dtype={name: COLUMNS.get(name, "string") for name in names},
-                                  keep_default_na=False, na_values=numbers), path)
+                                  keep_default_na=False, na_values=numbers), path, version_of(names))
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as CSV ({error})") from None
 
 
-def _from_journal(path: Path) -> pd.DataFrame:
-    committed, problems, _ = _replayed(path)
-    for problem in problems:
-        warnings.warn(f"{path.parent.name}/{problem}", stacklevel=3)
-    return table(row for rows in committed.values() for row in rows)
-
-
-def _typed(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
+def _typed(frame: pd.DataFrame, path: Path, version: int) -> pd.DataFrame:
+    frame = migrated(frame, version)
     wrong = [*(name for name in COLUMNS if name not in frame), *sorted(set(frame.columns) - set(COLUMNS))]
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""

@@ -212,7 +212,7 @@ def test_manifest_round_trip_without_absolute_paths(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "error", "words"), [
-    ('{"schema_version": 2, "study": "x", "new_field": 1}', ValueError, "schema version 2, and this kvlab reads"),
+    ('{"schema_version": 99, "study": "x", "new_field": 1}', ValueError, "schema version 99, and this kvlab reads"),
     ("[]", ValueError, "schema version None"),
     ('{"schema_version": 1, "stu', ValueError, "damaged"),
     ('{"schema_version": 1, "study": "x", "size": 3}', ValueError, "damaged at size"),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kvlab.record import export, store
 from kvlab.record._latex import escaped, latex
 from kvlab.record.export import StoreError, atomic_write, write_csv, write_parquet
-from kvlab.record.reading import Reading, missing, table
+from kvlab.record.reading import SCHEMA_VERSION, Reading, missing, table
 from kvlab.record.store import read_table
 from kvlab.record.trace import read_trace
 from kvlab.record.trace_summary import summary
@@ -44,7 +44,7 @@ def test_parquet_carries_units_and_schema_version_and_refuses_bad_tables(tmp_pat
     write_parquet(frame, tmp_path / "a.parquet")
     metadata = pyarrow.parquet.read_schema(tmp_path / "a.parquet").metadata
     assert json.loads(metadata[b"kvlab.units"]) == {"latency_s": "s", "power": "W"}
-    assert metadata[b"kvlab.schema_version"] == b"1"
+    assert metadata[b"kvlab.schema_version"] == b"%d" % SCHEMA_VERSION
     pd.testing.assert_frame_equal(read_table(tmp_path / "a.parquet"), frame)
     with pytest.raises(Exception, match="the value is null exactly"):
         write_parquet(frame.assign(value=1.0), tmp_path / "b.parquet")

@@ -1,4 +1,5 @@
 """A journal cut or changed anywhere gives its undamaged comparisons exactly, and nothing else."""
+import io
 import zlib
 from dataclasses import asdict
 
@@ -6,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.record.journal import encode, replay
+from kvlab.record.journal import encode, read
 from kvlab.record.reading import Reading, complete, missing
 
 
@@ -15,6 +16,14 @@ def rows_of(name):
     readings = [Reading("latency_s", 1.5, "s", "measured", n=30, note="µs"), missing("power", "W", "no sensor")]
     return [{"comparison_id": name, "case_id": f"{name}-{i}", "kv_len": 4096, **asdict(reading)}
             for i, reading in enumerate(readings)]
+
+
+def replay(data):
+    """The committed comparisons with their rows, and what was dropped."""
+    problems = []
+    committed = list(read(io.BytesIO(data), problems))
+    assert all(line in data for one in committed for line in one.lines)
+    return {one.comparison_id: one.rows for one in committed}, problems
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +75,12 @@ def test_any_damage_never_invents_changes_or_doubles_a_comparison(journal, data)
     assert all(groups[name] == rows for name, rows in committed.items())
 
 
-def test_a_line_with_a_right_checksum_but_no_json_is_damage():
-    body = b"{not json"
-    line = b'{"row":%s,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+@pytest.mark.parametrize(("start", "body"), [
+    (b"row", b"{not json"), (b"row", b"[]"), (b"row", b"1"), (b"row", b'{"kv_len":"many"}'), (b"row", b'{"new":1}'),
+    (b"row", b"[" * 100_000), (b"commit", b"{}"), (b"commit", b"null"),
+    (b"commit", b'{"comparison_id":["c"],"count":0}'), (b"commit", b'{"comparison_id":"c","count":"0"}')])
+def test_a_line_with_a_right_checksum_that_kvlab_did_not_write_is_damage(start, body):
+    line = b'{"%s":%s,"crc":"%08x"}\n' % (start, body, zlib.crc32(body))
     committed, problems = replay(line)
     assert committed == {} and "line 1 is damaged" in problems[0]
 
@@ -78,3 +90,10 @@ def test_a_comparison_committed_twice_counts_once(journal):
     committed, problems = replay(data + data[:ends[0]])
     assert committed == groups
     assert problems == ["readings.jsonl line 12: comparison 'c1' is committed a second time; the first is kept"]
+
+
+def test_a_problem_lists_a_few_lines_and_comparisons_however_many_there_are(journal):
+    data, _, ends = journal
+    _, problems = replay(b"x\n" * 1000 + data[:ends[0]])
+    assert problems == ["readings.jsonl: line 1, 2, 3, 4, 5 and 995 more is damaged (checksum does not agree), so the "
+                        "comparison there counts as not committed and is measured again on --resume"]

@@ -13,7 +13,6 @@ from kvlab.record.reading import (
     COLUMNS,
     KINDS,
     Reading,
-    check_schema_version,
     complete,
     failed,
     missing,
@@ -77,8 +76,8 @@ def test_a_derived_number_is_never_stronger_than_its_weakest_input():
 
 def test_columns_are_those_of_the_design_in_order():
     assert " ".join(COLUMNS) == (
-        "run_id comparison_id case_id study variant device dtype kv_format format_path block_size page_order phase "
-        "batch_size q_len kv_len num_q_heads num_kv_heads group_ratio head_dim model data threads seed replica case "
+        "run_id comparison_id case_id study variant device worker dtype kv_format format_path block_size page_order "
+        "phase batch_size q_len kv_len num_q_heads num_kv_heads group_ratio head_dim model data threads seed replica case "
         "metric value unit kind method source hardware scope window_s n low high rel_std cache_state denominator "
         "artifact note status error")
     assert (COLUMNS["block_size"], COLUMNS["value"], COLUMNS["note"]) == ("Int64", "float64", "string")
@@ -136,14 +135,6 @@ def test_the_schema_refuses_other_columns():
         schema().validate(frame_of({}).assign(extra=1))
     with pytest.raises((pandera.errors.SchemaError, pandera.errors.SchemaErrors), match="'note' not in"):
         schema().validate(frame_of({}).drop(columns="note"))
-
-
-def test_another_schema_version_is_said_in_one_sentence():
-    check_schema_version(1, "here")
-    with pytest.raises(ValueError) as refused:
-        check_schema_version(2, "profiles/x")
-    assert str(refused.value) == ("profiles/x has results of schema version 2, and this kvlab reads version 1; read "
-                                  "them with the kvlab that wrote them, or run the study again")
 
 
 def test_importing_the_room_loads_no_heavy_library():
