@@ -49,15 +49,16 @@ def size(model, kv_len: int, batch_size: int = 1, kv_format="bf16", tp: int = 1)
 
 def run(study: str, *, size: str | None = None, device: str | None = None, out: Path | str = "profiles",
         resume: Path | str | None = None, variants: Iterable | None = None, model: str | None = None,
-        also: Sequence[str] = (), tune: bool = True, each=None, progress: bool = True) -> pd.DataFrame:
-    """Run a study in a worker process and return its result table; `.attrs["run"]` is the run directory.
+        also: Sequence[str] = (), tune: bool = True, engine: str | None = None, address: str | None = None,
+        each=None, progress: bool = True) -> pd.DataFrame:
+    """Run a study in a worker process, or on a cluster, and return its table; `.attrs["run"]` is the run directory.
 
     The parameters are those of `kvlab run`; variants may also be classes or instances, also=("torch_profile",) is
     --trace, tune=False is --no-tune, and `each` maps the study's cases some other way (see kvlab.studies._run).
     """
     from kvlab.studies._run import run as run_study
     store = run_study(study, size=size, device=device, out=out, resume=resume, variants=variants, model=model,
-                      also=also, tune=tune, each=each, progress=progress)
+                      also=also, tune=tune, engine=engine, address=address, each=each, progress=progress)
     table = store.table()
     table.attrs["run"] = str(store.path)
     return table

@@ -237,6 +237,10 @@ def run(study: Annotated[str, typer.Argument(
         trace: Annotated[bool, typer.Option("--trace", help="Also trace each trial's operators, by torch's profiler "
                                             "in a pass of its own.")] = False,
         tune: Tune = True, also: Also = None,
+        engine: Annotated[str | None, typer.Option(autocompletion=words("local", "ray"), help="local (default), or "
+                                                   "ray: one task per case on a cluster.")] = None,
+        address: Annotated[str | None, typer.Option(help="Of a running Ray cluster, or auto; default: a Ray of this "
+                                                    "machine alone.")] = None,
         lang: Annotated[str, typer.Option(autocompletion=words("en", "zh"), help="en, or zh for findings and figures "
                                           "in Chinese.")] = "en") -> int:
     """Run a study: measure its cases, print its findings, draw its figures.
@@ -255,7 +259,7 @@ def run(study: Annotated[str, typer.Argument(
     try:
         store = run_study(study, size=size, device=device, out=out, resume=resumed, variants=chosen, model=model,
                           also=(*_probes_named(also), *(("torch_profile",) if trace else ())), tune=tune,
-                          begun=begun.append)
+                          engine=engine, address=address, begun=begun.append)
     except KeyboardInterrupt:
         if begun:
             print(f"\nkvlab: interrupted; what was committed is kept. Go on with: "
@@ -264,24 +268,26 @@ def run(study: Annotated[str, typer.Argument(
     table = store.table()
     print_findings(getattr(studies[study], "findings", lambda table: [])(table), lang)
     print_failures(table, lang)
-    _draw_all(study, store.path, lang)
+    drawn = _draw_all(study, store.path, lang)
     report, figure = f"kvlab report {store.path}", f"kvlab figure {study} --run {store.path}"
-    print("\n" + Text(f"Next: {report}, or {figure}", f"下一步：{report}，或 {figure} --lang zh").of(lang))
+    print("\n" + (Text(f"Next: {report}, or {figure}", f"下一步：{report}，或 {figure} --lang zh") if drawn else
+                  Text(f"Next: {report}", f"下一步：{report}")).of(lang))
     print(store.path)
     return _exit_code(table[["status"]].to_dict("records"))
 
 
-def _draw_all(study: str, path: Path, lang: str) -> None:
-    """The study's figures into the run; one that the rows do not allow is said and left out."""
+def _draw_all(study: str, path: Path, lang: str) -> bool:
+    """The study's figures into the run, if it has any; one that the rows do not allow is said and left out."""
     from kvlab.figures import figures, save
+    own = [name for name in figures if figures[name].STUDY == study]
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *where: print(f"kvlab: {message}", file=sys.stderr)
-        for name in figures:
-            if figures[name].STUDY == study:
-                try:
-                    save(name, path, path / "figures", lang=lang)
-                except Exception as error:               # whatever it is: the run is stored, and its name must be said
-                    print(f"kvlab: no figure {name}: {error}", file=sys.stderr)
+        for name in own:
+            try:
+                save(name, path, path / "figures", lang=lang)
+            except Exception as error:                   # whatever it is: the run is stored, and its name must be said
+                print(f"kvlab: no figure {name}: {error}", file=sys.stderr)
+    return bool(own)
 
 
 @app.command(cls=verb("kvlab report RUN", "kvlab report RUN --out report.html"))

@@ -9,9 +9,13 @@ import pkgutil
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 def no_such(what: str, name: str, known: Iterable[str]) -> KeyError:
@@ -96,8 +100,14 @@ def load_file(path: str | Path) -> ModuleType:
 
 def case_from(kind: str, fields: dict) -> Any:
     """A case from its class, which must be kvlab's own, and its fields as JSON gives them."""
+    return _adapter(kind).validate_python(fields)
+
+
+@cache
+def _adapter(kind: str) -> TypeAdapter:
+    """What checks the fields of a class: a millisecond to make, so once per class."""
     from pydantic import TypeAdapter
     module, _, name = kind.partition(":")
     if not module.startswith("kvlab."):
         raise ValueError(f"cases are kvlab's own classes, got {kind}")
-    return TypeAdapter(getattr(importlib.import_module(module), name)).validate_python(fields)
+    return TypeAdapter(getattr(importlib.import_module(module), name))

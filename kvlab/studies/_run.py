@@ -6,7 +6,8 @@ A study is a module of this package with a docstring that asks its question, and
     run(case, *, artifacts=None, watch=None)        the rows of one case
     findings(table)                                 optional: what the table says, in words (list of Finding)
 A case is a Comparison or a frozen dataclass with columns() and comparison_id.
-A class attribute `timed = False` says that a case gives no times, so that several may run at once.
+A class attribute `timed = False` says that a case gives no times, so that several may run at once (each on as many
+cores as its `threads` says, 1 where it has none).
 """
 from __future__ import annotations
 
@@ -27,9 +28,10 @@ from kvlab.probes._base import Watch
 from kvlab.record.environment import Manifest, VariantSource
 from kvlab.record.reading import Reading, failed
 from kvlab.record.store import RunStore
-from kvlab.registry import Registry
+from kvlab.registry import Registry, no_such
 
 studies = Registry("study", "kvlab.studies")
+ENGINES = ("local", "ray")
 
 
 class Case(Protocol):
@@ -77,17 +79,19 @@ Each = Callable[[Job, Iterable[Case]], Iterator[list[dict]]]
 
 def run(study: str, *, size: str | None = None, device: str | None = None, out: Path | str = "profiles",
         resume: Path | str | None = None, variants: Iterable | None = None, model: str | None = None,
-        also: Sequence[str] = (), tune: bool = True, each: Each | None = None, progress: bool = True,
-        patience_s: float = 300.0, begun: Callable[[RunStore], None] = lambda store: None) -> RunStore:
+        also: Sequence[str] = (), tune: bool = True, engine: str | None = None, address: str | None = None,
+        each: Each | None = None, progress: bool = True, patience_s: float = 300.0,
+        begun: Callable[[RunStore], None] = lambda store: None) -> RunStore:
     """Run a study and return its closed run.
 
     size: one of the study's SIZES (default small). device: cpu (default) or cuda. out: parent of <study>/<UTC>-<id>.
     resume: a run directory whose committed cases are kept and not repeated; what is left None is as it was there.
     variants: names, "file.py:Class" references, classes or instances. also: probes on request, such as torch_profile,
-    beside the study's own. tune: False keeps kernels from choosing their configuration by measuring. each: maps a job
-    over cases and yields the rows of one case after the other, in any order (default: one long-lived worker process,
-    several for cases that give no times). patience_s: seconds without a sign of life after which a worker is taken to
-    hang. begun: told the run's store before anything is measured.
+    beside the study's own. tune: False keeps kernels from choosing their configuration by measuring. engine: one of
+    ENGINES: local (default; one long-lived worker process, several for cases that give no times) or ray (one task per
+    case on a cluster; address: of a running one, default a Ray of this machine alone). each: in place of an engine,
+    maps a job over cases and yields the rows of one case after the other, in any order. patience_s: seconds without a
+    sign of life after which a worker is taken to hang. begun: told the run's store before anything is measured.
     Raises KeyError or ValueError for wrong names, StoreError for a folder that cannot be written.
     """
     module = studies[study]
@@ -99,14 +103,19 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
         size, device, model = size or was["size"], device or was["device"], model or was["model"]
         variants = variants or was["variants"] and [_from_json(v) for v in was["variants"]]
         also, tune = also or was.get("also", ()), tune and was.get("tune", True)
-    size, device = size or "small", device or "cpu"
+        engine = engine or was.get("engine")
+    size, device, engine = size or "small", device or "cpu", engine or "local"
     if size not in module.SIZES:
         raise ValueError(f"{study} has no size {size!r}; allowed: {', '.join(module.SIZES)}")
     refs = None if variants is None else tuple(VariantRef.of(v) for v in variants)
     cases = list(module.cases(size, device=device, variants=refs, model=model))
     if not tune:
         cases = [untuned(case) for case in cases]
-    if not resume and (why := no_device(device)):
+    if engine not in ENGINES:
+        raise no_such("engine", engine, ENGINES)
+    if address is not None and engine == "local":
+        raise ValueError(f"--address {address} is of a cluster, and the engine is local: add --engine ray")
+    if not resume and engine == "local" and (why := no_device(device)):
         raise ValueError(f"nothing of {study} can be measured on {device}: {why}")
     used = {t.variant for case in cases if isinstance(case, Comparison) for t in case.trials}
     options = dict(size=size, device=device, variants=refs and [_to_json(r) for r in refs], model=model)
@@ -114,32 +123,52 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
         options["also"] = [probes[name].name for name in also]           # raises for an unknown name
     if not tune:
         options["tune"] = False
+    if engine != "local":
+        options["engine"] = engine
+    each = each or _each(engine, address, patience_s, used, lambda *of: store.met(*of))
     sources = [_source(ref) for ref in sorted(used, key=lambda r: (r.ref, r.knobs))]
     store = (_resumed(study, Path(resume), options, sources) if resume
              else RunStore.create(Path(out), study, Manifest(
                  study=study, argv=sys.argv, size=size, device=device, variants=sources,
                  models=[model] if model else [], options=options,
                  seeds=sorted({t.seed for c in cases if isinstance(c, Comparison) for t in c.trials}))))
+    store.hold()
     begun(store)
-    if each is None:
-        if any(ref.in_process for ref in used):
-            each = in_process
-        else:
-            from kvlab.studies._worker import worker_each
-            each = worker_each(patience_s)
-    todo = [case for case in cases if case.comparison_id not in store.committed]
-    results = each(Job(study, store.artifacts, also=tuple(also)), todo)
     try:
-        for rows in _with_progress(results, len(todo), study, progress):
-            store.append(rows[0]["comparison_id"], [{**row, "model": row.get("model") or model or ""} for row in rows])
+        todo = [case for case in cases if case.comparison_id not in store.committed]
+        results = each(Job(study, store.artifacts, also=tuple(also)), todo)
+        try:
+            for rows in _with_progress(results, len(todo), study, progress):
+                store.append(rows[0]["comparison_id"],
+                             [{**row, "model": row.get("model") or model or ""} for row in rows])
+        finally:
+            if hasattr(results, "close"):
+                results.close()                     # ends the worker now, not when somebody forgets the traceback
         if lost := {case.comparison_id for case in todo} - store.committed:
             raise RuntimeError(f"`each` gave no rows of {len(lost)} of {len(todo)} cases; complete the run with "
                                f"resume={store.path}")
     finally:
-        if hasattr(results, "close"):
-            results.close()                         # ends the worker now, not when somebody forgets the traceback
         store.close()
     return store
+
+
+def _each(engine: str, address: str | None, patience_s: float, used: set[VariantRef],
+          met: Callable[[str, dict], None]) -> Each:
+    """How the engine maps cases; classes that no other process can load are run in this one.
+
+    met: told the id and the environment of each worker on another machine.
+    """
+    local_only = sorted(ref.label for ref in used if ref.in_process)
+    if engine == "ray":
+        if local_only:
+            raise ValueError(f"{', '.join(local_only)} exists in this process only, and a cluster has others; put the "
+                             "class into a file and name it file.py:Class")
+        from kvlab.studies._ray import ray_each
+        return ray_each(address, patience_s, met)
+    if local_only:
+        return in_process
+    from kvlab.studies._worker import worker_each
+    return worker_each(patience_s)
 
 
 def untuned(case: Case) -> Case:
@@ -212,8 +241,17 @@ def _source(ref: VariantRef) -> VariantSource:
 
 
 def _resumed(study: str, path: Path, options: dict, sources: list[VariantSource]) -> RunStore:
-    """The run to go on with, refused where it had other options or other source text."""
-    store = RunStore.open(path)
+    """The run to go on with, held; refused where it had other options or other source text."""
+    store = RunStore.open(path, hold=True)
+    try:
+        _check_same(store, path, study, options, sources)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _check_same(store: RunStore, path: Path, study: str, options: dict, sources: list[VariantSource]) -> None:
     for problem in store.problems:
         print(f"{path.name}: {problem}", file=sys.stderr)
     was = Manifest(study=study, options=options, environment={}).options       # the same cutting of absolute paths
@@ -223,10 +261,9 @@ def _resumed(study: str, path: Path, options: dict, sources: list[VariantSource]
     here = Manifest(study=study).environment
     then = store.manifest.environment
     other = [f"{what} {then.get(what)!r}, here {here[what]!r}" for what in ("cpu", "gpus", "torch")
-             if then.get(what) != here[what]]
+             if then.get(what) != here[what] and "engine" not in options]      # there each row names its worker
     if other:
         raise ValueError(f"{path} was measured elsewhere ({'; '.join(other)}); numbers of two machines are two runs")
     changed = [s.ref for s in sources if s not in store.manifest.variants]
     if changed:
         raise ValueError(f"{', '.join(changed)} changed since {path} was begun; start a new run")
-    return store

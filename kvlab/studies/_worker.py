@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -38,9 +39,7 @@ def worker_each(patience_s: float) -> Each:
     Cases that say `timed = False` give no times: they come first, in as many workers as there are cores to run on.
     """
     def each(job: Job, cases: Iterable[Case]) -> Iterator[list[dict]]:
-        timed, untimed = [], []
-        for case in cases:
-            (timed if getattr(case, "timed", True) else untimed).append(case)
+        untimed, timed = apart(cases)
         yield from _beside_each_other(job, untimed, patience_s)
         worker = Worker(patience_s)
         try:
@@ -51,9 +50,20 @@ def worker_each(patience_s: float) -> Each:
     return each
 
 
+def apart(cases: Iterable[Case]) -> tuple[list[Case], list[Case]]:
+    """(cases that may run beside each other, cases that need their machine's CPU or GPU for themselves)."""
+    untimed: list[Case] = []
+    alone: list[Case] = []
+    for case in cases:
+        beside = not getattr(case, "timed", True) and getattr(case, "device", "cpu") == "cpu"
+        (untimed if beside else alone).append(case)
+    return untimed, alone
+
+
 def _beside_each_other(job: Job, cases: list[Case], patience_s: float) -> Iterator[list[dict]]:
     """Rows of one case after another, as they come, of cases that may run at the same time."""
-    workers = [Worker(patience_s) for _ in range(min(len(cases), _at_once()))]
+    threads = max((getattr(case, "threads", 1) for case in cases), default=1)
+    workers = [Worker(patience_s) for _ in range(min(len(cases), _at_once(threads)))]
     if not workers:
         return
     free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
@@ -68,18 +78,23 @@ def _beside_each_other(job: Job, cases: list[Case], patience_s: float) -> Iterat
             free.put(worker)
     pool = ThreadPoolExecutor(len(workers))
     try:
-        for done in as_completed([pool.submit(rows, case) for case in cases]):
-            yield done.result()
+        waiting = iter(cases)                       # few at a time: the answers of a long run would fill the memory
+        running = {pool.submit(rows, case) for case in islice(waiting, 2 * len(workers))}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            running |= {pool.submit(rows, case) for case in islice(waiting, len(done))}
+            for one in done:
+                yield one.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         with ThreadPoolExecutor(len(workers)) as closing:       # at once: each waits for a worker that is busy
             list(closing.map(Worker.close, workers))            # the pool's threads then see it dead, and end
 
 
-def _at_once() -> int:
-    """How many workers this process may keep busy, each with GiB of memory for itself."""
+def _at_once(threads: int = 1) -> int:
+    """How many workers of so many threads this process may keep busy, each with GiB of memory for itself."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, free_memory() // GiB))
+    return max(1, min(cores // threads, free_memory() // GiB))
 
 
 class Worker:
@@ -167,7 +182,7 @@ class Worker:
             pass                                    # it died or was closed just now; reading its lines will say how
 
     def close(self) -> None:
-        """End the worker for good: it stops by itself when its input ends, and is killed if it does not."""
+        """End the worker for good: it stops at once when its input ends, and is killed if it does not."""
         with self.starting:
             self.closed = True
         if self.process is None or self.process.poll() is not None:
@@ -214,6 +229,8 @@ def serve() -> None:
     os.dup2(2, 1)                                   # whatever a variant prints goes to stderr, not into the answers
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)    # and what it asks for is not answered with the next case
     signal.signal(signal.SIGINT, signal.SIG_IGN)    # Ctrl-C is the parent's to handle: it closes our input
+    given: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_take, args=(cases, given), daemon=True).start()
     import torch  # noqa: F401                      # now, while the parent waits START_S longer
 
     def say(message: dict) -> None:
@@ -223,8 +240,8 @@ def serve() -> None:
         except BrokenPipeError:                     # the parent was killed: nobody is left to tell
             os._exit(0)
 
-    for line in cases:
-        message = json.loads(line)
+    while True:
+        message = json.loads(given.get())
         if message["artifacts"]:                    # a run keeps what its variants print; a single call shows it
             with open(Path(message["artifacts"]) / "worker.log", "ab") as log:
                 os.dup2(log.fileno(), 1)
@@ -237,6 +254,16 @@ def serve() -> None:
             say({"rows": job(case, watch)})
         except Exception as error:
             say({"rows": failed_case(case, f"{type(error).__name__}: {error}")})
+
+
+def _take(cases: Iterable[str], given: queue.SimpleQueue[str]) -> None:
+    """Hand the cases on; when the input ends, the parent is done or dead, and so is this process, whatever it does."""
+    for line in cases:
+        given.put(line)
+    for child in _below(os.getpid()):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    os._exit(0)
 
 
 if __name__ == "__main__":
