@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
+import psutil
 import pytest
 
 from kvlab.attention import Comparison, VariantRef, trial
@@ -18,7 +19,7 @@ from kvlab.kv.cache import Layout
 from kvlab.record.reading import table
 from kvlab.shapes import AttentionShape, Workload
 from kvlab.studies._run import Job
-from kvlab.studies._worker import DIED, Worker, _at_once, _cause_of_death, case_from, worker_each
+from kvlab.studies._worker import DIED, Worker, _at_once, _cause_of_death, apart, case_from, worker_each
 from kvlab.studies.memory_wall import Decomposition
 from kvlab.units import GiB
 
@@ -44,6 +45,14 @@ import subprocess
 def pipes():
     return [n for n in map(int, os.listdir('/proc/self/fd'))
             if os.path.exists(f'/proc/self/fd/{n}') and os.readlink(f'/proc/self/fd/{n}').startswith('pipe:')]
+"""
+PARENT = """
+import json, sys
+from kvlab.registry import case_from
+from kvlab.studies._run import Job
+from kvlab.studies._worker import Worker
+case = case_from("kvlab.attention._base:Comparison", json.loads(sys.argv[1]))
+Worker(300.0).rows(Job(probes=("kernel_error",)), case)
 """
 FAULTS = {
     "Honest": ("return honest()", "ok", ""),
@@ -185,23 +194,48 @@ def test_a_case_survives_the_message_unchanged(case):
 
 
 def talk(*lines):
-    """What a worker answers to these lines, and its exit code."""
+    """What a worker answers to these lines, and its exit code once its input ended."""
     root = str(Path(__file__).parents[2])
-    done = subprocess.run([sys.executable, "-m", "kvlab.studies._worker"], input="".join(line + "\n" for line in lines),
-                          text=True, capture_output=True, timeout=300,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])})
-    return [json.loads(line) for line in done.stdout.splitlines()], done
+    worker = subprocess.Popen([sys.executable, "-m", "kvlab.studies._worker"], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(
+                                  [root, os.environ.get("PYTHONPATH", "")])})
+    worker.stdin.write("".join(line + "\n" for line in lines))
+    worker.stdin.flush()
+    answers = []
+    while sum("rows" in answer for answer in answers) < len(lines):
+        answers.append(json.loads(worker.stdout.readline()))
+    worker.stdin.close()
+    worker.stdout.close()
+    return answers, worker.wait(timeout=30)
 
 
 def test_a_case_that_raises_is_one_failed_row_and_the_next_is_answered(tmp_path):
     def message(case, **more):
         return json.dumps(dict(study="memory_wall", artifacts=str(tmp_path), probes=None, failures={},
                                type=f"{type(case).__module__}:{type(case).__qualname__}", case=asdict(case), **more))
-    answers, done = talk(message(Decomposition("no such model", 128)), message(Decomposition("Qwen/Qwen2-72B", 128)))
-    assert done.returncode == 0
+    answers, code = talk(message(Decomposition("no such model", 128)), message(Decomposition("Qwen/Qwen2-72B", 128)))
+    assert code == 0
     failed, fine = answers
     assert failed["rows"][0]["status"] == "failed" and "no such model" in failed["rows"][0]["error"]
     assert {r["metric"] for r in fine["rows"]} == {"weight_bytes", "kv_bytes", "crossover_tokens", "kv_to_weights"}
+
+
+def test_a_worker_ends_with_its_parent_in_the_middle_of_a_case_with_what_it_started(tmp_path):
+    file = write(tmp_path, {"Waits": "import subprocess; one = subprocess.Popen(['sleep', '600']); "
+                                     f"open({str(tmp_path / 'pid')!r}, 'w').write(str(one.pid)); time.sleep(600)"})
+    comparison = compare(f"{file}:Waits")
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, json.dumps(asdict(comparison))], text=True,
+                              stdin=subprocess.DEVNULL)
+    for _ in range(600):
+        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text():
+            break
+        time.sleep(0.1)
+    started = psutil.Process(int((tmp_path / "pid").read_text()))
+    worker = started.parent()
+    parent.kill()
+    parent.wait()
+    gone, alive = psutil.wait_procs([started, worker], timeout=10)
+    assert not alive and len(gone) == 2
 
 
 def test_sending_to_a_worker_that_just_died_is_no_error():
@@ -316,7 +350,7 @@ def test_cases_without_times_run_beside_each_other_and_timed_ones_alone_after_th
         order.append(case.number)
         return [dict(comparison_id=str(case.number))]
     monkeypatch.setattr(Worker, "rows", rows)
-    monkeypatch.setattr("kvlab.studies._worker._at_once", lambda: 2)
+    monkeypatch.setattr("kvlab.studies._worker._at_once", lambda threads: 2)
     timed = [SimpleNamespace(number=number) for number in (0, 5)]
     found = list(worker_each(1.0)(Job(), [timed[0], *map(Untimed, range(1, 5)), timed[1]]))
     assert sorted(rows[0]["comparison_id"] for rows in found) == list("012345")
@@ -335,6 +369,14 @@ def test_no_more_workers_than_there_are_cores_and_memory_for(monkeypatch):
     for free, workers in ((64 * GiB, 6), (3 * GiB, 3), (0, 1)):
         monkeypatch.setattr("kvlab.studies._worker.free_memory", lambda free=free: free)
         assert _at_once() == workers
+    monkeypatch.setattr("kvlab.studies._worker.free_memory", lambda: 64 * GiB)
+    assert [_at_once(threads) for threads in (2, 4, 16)] == [3, 1, 1]
+
+
+def test_what_runs_beside_others_gives_no_times_and_leaves_gpus_alone():
+    alone = [SimpleNamespace(), SimpleNamespace(timed=True), SimpleNamespace(timed=False, device="cuda")]
+    beside = [Untimed(1), SimpleNamespace(timed=False, device="cpu")]
+    assert apart([alone[0], beside[0], *alone[1:], beside[1]]) == (beside, alone)
 
 
 def test_a_caller_that_has_enough_ends_all_workers_at_once_with_what_they_started(monkeypatch):
@@ -347,7 +389,7 @@ def test_a_caller_that_has_enough_ends_all_workers_at_once_with_what_they_starte
     def closed(worker):
         together.wait()                                      # ends only with three at once
         close(worker)
-    monkeypatch.setattr("kvlab.studies._worker._at_once", lambda: 3)
+    monkeypatch.setattr("kvlab.studies._worker._at_once", lambda threads: 3)
     monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr(Worker, "close", closed)
     monkeypatch.setattr("kvlab.studies._worker.asdict", lambda case: {})
