@@ -91,22 +91,23 @@ def size(model: Annotated[str, typer.Argument(autocompletion=names("models"), he
     print_size(spec, found)
 
 
-@app.command(cls=verb("kvlab ls models", "kvlab ls variants --json"))
+@app.command(cls=verb("kvlab ls models", "kvlab ls variants --json", "kvlab ls runs"))
 def ls(what: Annotated[str, typer.Argument(autocompletion=names("lists"), help="models, gpus, engines, variants, "
-                                           "formats, probes, studies, figures, metrics, texts.")] = "",
+                                           "formats, probes, studies, figures, metrics, texts, runs.")] = "",
+       out: Annotated[Path, typer.Option(help="Of runs: the folder with <study>/<run> in it.")] = Path("profiles"),
        as_json: Json = False) -> None:
-    """List what kvlab knows, and why a variant or a probe cannot run here."""
-    from kvlab.listing import LISTS
+    """List what kvlab knows, the runs made here, and why a variant or a probe cannot run here."""
+    from kvlab.listing import LISTS, brief
     from kvlab.registry import no_such
     from kvlab.show import print_list
     if not what:
         raise ValueError(f"say what to list: {', '.join(LISTS)}")
     if what not in LISTS:
         raise no_such("list", what, LISTS)
-    rows = list(LISTS[what]())
+    rows = list(LISTS[what](out) if what == "runs" else LISTS[what]())
     if as_json:
         return _print_json(rows)
-    print_list(rows)
+    print_list(brief(rows))
 
 
 @app.command(cls=verb("kvlab measure --variant sdpa --kv-len 4096",
@@ -228,8 +229,9 @@ def run(study: Annotated[str, typer.Argument(
                                                  "(default) or large.")] = None,
         device: Annotated[str | None, typer.Option(autocompletion=words("cpu", "cuda"), help="cpu (default) or "
                                                    "cuda.")] = None,
-        out: Annotated[Path, typer.Option(help="Parent of <study>/<UTC>-<id>.")] = Path("profiles"),
-        resume: Annotated[str | None, typer.Option(help="A run (directory or id) to complete.")] = None,
+        out: Annotated[str, typer.Option(help="Parent of <study>/<UTC>-<id>: a folder, or a URL such as "
+                                         "s3://bucket/runs.")] = "profiles",
+        resume: Annotated[str | None, typer.Option(help="A run (directory, id or URL) to complete.")] = None,
         variants: Annotated[str | None, typer.Option(autocompletion=names("variants"), help="Comma-separated names "
                                                      "of `kvlab ls variants`, or file.py:Class.")] = None,
         model: Annotated[str | None, typer.Option(autocompletion=names("models"), help="For studies of a model: a "
@@ -263,16 +265,17 @@ def run(study: Annotated[str, typer.Argument(
     except KeyboardInterrupt:
         if begun:
             print(f"\nkvlab: interrupted; what was committed is kept. Go on with: "
-                  f"kvlab run {study} --resume {begun[0].path}", file=sys.stderr)
+                  f"kvlab run {study} --resume {begun[0].place}", file=sys.stderr)
         raise
     table = store.table()
     print_findings(getattr(studies[study], "findings", lambda table: [])(table), lang)
     print_failures(table, lang)
     drawn = _draw_all(study, store.path, lang)
-    report, figure = f"kvlab report {store.path}", f"kvlab figure {study} --run {store.path}"
+    store.share()                                        # the figures too
+    report, figure = f"kvlab report {store.place}", f"kvlab figure {study} --run {store.place}"
     print("\n" + (Text(f"Next: {report}, or {figure}", f"下一步：{report}，或 {figure} --lang zh") if drawn else
                   Text(f"Next: {report}", f"下一步：{report}")).of(lang))
-    print(store.path)
+    print(store.place)
     return _exit_code(table[["status"]].to_dict("records"))
 
 

@@ -20,6 +20,7 @@ from kvlab.record.export import StoreError, atomic_file, atomic_write, explained
 from kvlab.record.held import Held
 from kvlab.record.migrate import check_schema_version, migrated, version_of
 from kvlab.record.reading import COLUMNS, READING, SCHEMA_VERSION, Reading, complete, table
+from kvlab.record.remote import Mirror, fetched, is_url, local_place, mark, opened
 from kvlab.registry import no_such
 
 if TYPE_CHECKING:
@@ -33,9 +34,10 @@ _PART = 2**16                                               # rows of a table th
 class RunStore:
     """The readings of one run, committed comparison by comparison.
 
-    path: the run directory. manifest: what the run was. committed: ids of the comparisons that need not be measured
-    again. problems: one sentence for each thing in the journal that was not accepted when the run was opened. Rows stay
-    on disk, so memory does not grow with them. One process at a time may append: the first to `hold` the run.
+    path: the run directory (of a run at a URL, its copy on this machine). manifest: what the run was. committed: ids of
+    the comparisons that need not be measured again. problems: one sentence for each thing in the journal that was not
+    accepted when the run was opened. Rows stay on disk, so memory does not grow with them. One process at a time may
+    append: the first to `hold` the run.
     """
 
     def __init__(self, path: Path, manifest: Manifest):
@@ -49,23 +51,30 @@ class RunStore:
             self._units.update((row["metric"], row["unit"]) for row in one.rows)
         self._rewrite = bool(self.problems)                 # leave the dropped lines out before appending
         self._held = Held(path)
+        self._mirror = Mirror.of(path)
 
     @classmethod
     def create(cls, parent: Path | str, study: str, manifest: Manifest) -> RunStore:
         """A new run directory <parent>/<study>/<run_id>; parent is made if the folder above it exists.
 
-        StoreError says why a folder cannot be written to.
+        parent: a folder, or an fsspec URL: then `path` is a copy on this machine that is mirrored there. StoreError
+        says why a folder cannot be written to.
         """
         if study != manifest.study or not study.isidentifier():
             raise ValueError(f"study {study!r} must be a plain name and that of the manifest ({manifest.study!r})")
-        parent = Path(parent)
-        path = parent / study / manifest.run_id
+        url = f"{str(parent).rstrip('/')}/{study}/{manifest.run_id}" if is_url(parent) else None
+        path = local_place(url) if url else Path(parent) / study / manifest.run_id
+        parent = path.parent.parent
+        if url:
+            opened(url)                                     # refused before anything is made
         with explained(parent):
-            parent.mkdir(exist_ok=True)
+            parent.mkdir(exist_ok=True, parents=url is not None)
             path.parent.mkdir(exist_ok=True)
             path.mkdir()
             atomic_write(path / "manifest.json", manifest.model_dump_json(indent=2).encode())
             (path / _JOURNAL).touch()
+            if url:
+                mark(path, url)
         return cls(path, manifest)
 
     @classmethod
@@ -76,14 +85,19 @@ class RunStore:
         journal is left out and said in `problems`. Refused: a folder that is no run directory, one that another process
         holds (StoreError), results of a schema version that this kvlab does not know (ValueError).
         """
-        path = Path(path)
+        path = fetched(path) if is_url(path) else Path(path)
         manifest = Manifest.read(path)
         if not hold:
             return cls(path, manifest)
         held = Held(path)
         held.take()
-        store = cls(path, manifest)
-        store._held = held
+        try:
+            store = cls(path, manifest)
+            store._held = held
+            store.hold()
+        except BaseException:
+            held.let_go()
+            raise
         return store
 
     @property
@@ -94,9 +108,21 @@ class RunStore:
                 (self.path / name).mkdir(exist_ok=True)
         return self.path
 
+    @property
+    def place(self) -> str:
+        """Where the run is, for people: the run directory, or the URL that it is mirrored to."""
+        return self._mirror.url if self._mirror else str(self.path)
+
     def hold(self) -> None:
         """Take the run for this process until `close`; StoreError says which process has it and since when."""
         self._held.take()
+        if self._mirror and not self._mirror.taken:
+            self._mirror.take()
+
+    def share(self) -> None:
+        """Copy what is new in the run directory to the URL that it is mirrored to, if there is one."""
+        if self._mirror:
+            self._mirror.send(now=True)
 
     def append(self, comparison_id: str, rows: Iterable[dict[str, Any]]) -> None:
         """Commit one comparison: on return its rows (context columns + asdict(reading)) survive a power cut.
@@ -125,6 +151,8 @@ class RunStore:
             self._write(journal.encode(comparison_id, full))
             self.committed.add(comparison_id)
             self._units.update(units)
+        if self._mirror:
+            self._mirror.send()
 
     def _write(self, lines: bytes) -> None:
         path = self.path / _JOURNAL
@@ -133,10 +161,14 @@ class RunStore:
                 for one in self._comparisons():
                     file.writelines(one.lines)
             self._end, self._rewrite = _size(path), False
+            if self._mirror:
+                self._mirror.restart()
         if self.manifest.schema_version != SCHEMA_VERSION:  # rows of today's version follow
             self.manifest = self.manifest.model_copy(update={"schema_version": SCHEMA_VERSION})
             atomic_write(self.path / "manifest.json", self.manifest.model_dump_json(indent=2).encode())
         (self.path / _PARQUET).unlink(missing_ok=True)      # about to be out of date: readers take the journal
+        if self._mirror:
+            self._mirror.drop(_PARQUET)
         with open(path, "r+b", buffering=0) as file:
             if file.seek(0, os.SEEK_END) != self._end:
                 raise ValueError(f"{path} has changed since this run was opened (another process wrote to it, or "
@@ -179,6 +211,8 @@ class RunStore:
         """Write readings.parquet, checked, and let the run go; it can be opened and appended to again."""
         try:
             write_parts(lambda: _tables(self._comparisons()), self.path / _PARQUET)
+            if self._mirror and self._mirror.taken:
+                self._mirror.let_go()
         finally:
             self._held.let_go()
 
@@ -249,7 +283,7 @@ def read_table(path: Path | str) -> pd.DataFrame:
 
 def read_parts(path: Path | str, lines: int = _PART) -> Iterator[pd.DataFrame]:
     """The result table in parts of about so many lines, one at least; of a CSV all is held in memory, else one part."""
-    path = Path(path)
+    path = fetched(path) if is_url(path) else Path(path)
     if not path.exists():
         raise StoreError(errno.ENOENT, f"there are no results at {path}; give a run directory, a .parquet or a .csv")
     if path.is_dir():
@@ -311,8 +345,11 @@ def _typed(frame: pd.DataFrame, path: Path, version: int) -> pd.DataFrame:
 def find_run(text: str, parent: Path | str) -> Path:
     """The run directory that is meant: a path, a run_id, or the beginning of a run_id or of its last six digits.
 
-    KeyError: none is meant (with near matches), or more than one.
+    Of an fsspec URL of a run the copy on this machine, brought up to date. KeyError: none is meant (with near matches),
+    or more than one.
     """
+    if is_url(text):
+        return fetched(text)
     runs = sorted(manifest.parent for manifest in Path(parent).glob("*/*/manifest.json"))
     if text and (Path(text) / "manifest.json").is_file():
         return Path(text)

@@ -27,6 +27,7 @@ from kvlab.probes import measure, probes
 from kvlab.probes._base import Watch
 from kvlab.record.environment import Manifest, VariantSource
 from kvlab.record.reading import Reading, failed
+from kvlab.record.remote import fetched, is_url
 from kvlab.record.store import RunStore
 from kvlab.registry import Registry, no_such
 
@@ -84,19 +85,21 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
         begun: Callable[[RunStore], None] = lambda store: None) -> RunStore:
     """Run a study and return its closed run.
 
-    size: one of the study's SIZES (default small). device: cpu (default) or cuda. out: parent of <study>/<UTC>-<id>.
-    resume: a run directory whose committed cases are kept and not repeated; what is left None is as it was there.
-    variants: names, "file.py:Class" references, classes or instances. also: probes on request, such as torch_profile,
-    beside the study's own. tune: False keeps kernels from choosing their configuration by measuring. engine: one of
-    ENGINES: local (default; one long-lived worker process, several for cases that give no times) or ray (one task per
-    case on a cluster; address: of a running one, default a Ray of this machine alone). each: in place of an engine,
-    maps a job over cases and yields the rows of one case after the other, in any order. patience_s: seconds without a
-    sign of life after which a worker is taken to hang. begun: told the run's store before anything is measured.
+    size: one of the study's SIZES (default small). device: cpu (default) or cuda. out: parent of <study>/<UTC>-<id>, a
+    folder or an fsspec URL. resume: a run directory or its URL, whose committed cases are kept and not repeated; what
+    is left None is as it was there. variants: names, "file.py:Class" references, classes or instances. also: probes on
+    request, such as torch_profile, beside the study's own. tune: False keeps kernels from choosing their configuration
+    by measuring. engine: one of ENGINES: local (default; one long-lived worker process, several for cases that give no
+    times) or ray (one task per case on a cluster; address: of a running one, default a Ray of this machine alone).
+    each: in place of an engine, maps a job over cases and yields the rows of one case after the other, in any order.
+    patience_s: seconds without a sign of life after which a worker is taken to hang. begun: told the run's store before
+    anything is measured.
     Raises KeyError or ValueError for wrong names, StoreError for a folder that cannot be written.
     """
     module = studies[study]
     if resume:
-        begun_as = Manifest.read(Path(resume))
+        resume = fetched(resume) if is_url(resume) else Path(resume)
+        begun_as = Manifest.read(resume)
         if begun_as.study != study:
             raise ValueError(f"{resume} is a run of {begun_as.study!r}, not of {study!r}")
         was = begun_as.options
@@ -127,8 +130,8 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
         options["engine"] = engine
     each = each or _each(engine, address, patience_s, used, lambda *of: store.met(*of))
     sources = [_source(ref) for ref in sorted(used, key=lambda r: (r.ref, r.knobs))]
-    store = (_resumed(study, Path(resume), options, sources) if resume
-             else RunStore.create(Path(out), study, Manifest(
+    store = (_resumed(study, resume, options, sources) if resume
+             else RunStore.create(out, study, Manifest(
                  study=study, argv=sys.argv, size=size, device=device, variants=sources,
                  models=[model] if model else [], options=options,
                  seeds=sorted({t.seed for c in cases if isinstance(c, Comparison) for t in c.trials}))))

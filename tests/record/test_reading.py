@@ -77,8 +77,8 @@ def test_a_derived_number_is_never_stronger_than_its_weakest_input():
 def test_columns_are_those_of_the_design_in_order():
     assert " ".join(COLUMNS) == (
         "run_id comparison_id case_id study variant device worker dtype kv_format format_path block_size page_order "
-        "phase batch_size q_len kv_len num_q_heads num_kv_heads group_ratio head_dim model data threads seed replica case "
-        "metric value unit kind method source hardware scope window_s n low high rel_std cache_state denominator "
+        "phase batch_size q_len kv_len num_q_heads num_kv_heads group_ratio head_dim model data threads seed replica "
+        "case metric value unit kind method source hardware scope window_s n low high rel_std cache_state denominator "
         "artifact note status error")
     assert (COLUMNS["block_size"], COLUMNS["value"], COLUMNS["note"]) == ("Int64", "float64", "string")
 

@@ -1,0 +1,92 @@
+"""The soak study: many tiny cases, whose checksums show what a long run loses, doubles or half writes."""
+import pytest
+
+from kvlab.record.reading import table
+from kvlab.record.store import RunStore, read_table
+from kvlab.studies import soak
+from kvlab.studies._run import run
+
+
+def in_turn(job, cases):
+    """An `each` that computes in this process."""
+    for case in cases:
+        yield job(case)
+
+
+def test_a_run_of_the_smallest_size_finds_every_checksum(tmp_path):
+    store = run("soak", size="smoke", out=tmp_path, progress=False)
+    found = read_table(store.path)
+    sums = found[found["metric"] == "checksum"]
+    assert sorted(sums["seed"]) == list(range(100)) and set(sums["comparison_id"].value_counts()) == {1}
+    assert all(value == soak.checksum(index) for index, value in zip(sums["seed"], sums["value"]))
+    assert {f.name for f in soak.findings(found)} == {"checksums", "case_s", "worker_memory_growth",
+                                                      "worker_files_growth"}
+    assert not set(found["metric"]) - set(soak.METRICS)
+    assert all(found[found["metric"] == metric]["unit"].eq(unit).all() for metric, unit in soak.METRICS.items())
+
+
+def test_findings_tell_wrong_from_absent():
+    rows = [row for index in range(30) for row in soak.Tiny(index).rows()]
+    for row in rows:
+        if row["metric"] == "checksum" and row["seed"] == 7:
+            row["value"] += 1
+    rows = [row for row in rows if not (row["metric"] == "checksum" and row["seed"] == 9)]
+    first, *others = soak.findings(table(rows))
+    assert first.sentence == "28 of 30 cases gave the right checksum, 1 a wrong one, 1 none."
+    assert first.value == 28 / 30 and all(finding.value is not None for finding in others)
+    assert soak.findings(table([]))[0].value is None
+
+
+def test_a_case_works_and_takes_memory_as_it_is_told():
+    assert soak.Tiny(1, take_bytes=64 << 20).rows()[0]["value"] == soak.checksum(1)
+    import time
+    before = time.thread_time()
+    soak.Tiny(1, work_s=0.02).rows()
+    assert time.thread_time() - before >= 0.02
+
+
+def test_what_a_system_does_not_tell_is_missing(monkeypatch):
+    monkeypatch.setattr(soak, "_memory", lambda: None)
+    monkeypatch.setattr(soak, "_files", lambda: None)
+    kinds = {row["metric"]: row["kind"] for row in soak.Tiny(0).rows()}
+    assert kinds == {"checksum": "measured", "worker_memory": "missing", "worker_files": "missing",
+                     "finished_s": "measured"}
+
+
+@pytest.mark.parametrize("options", [dict(device="cuda"), dict(variants=("naive",)), dict(model="x")])
+def test_options_that_mean_nothing_here_are_refused(options):
+    with pytest.raises(ValueError, match="leave out --device, --variants and --model"):
+        soak.cases("smoke", **options)
+
+
+def test_an_engine_is_chosen_by_name_and_kept_on_resume(tmp_path, monkeypatch):
+    asked = []
+
+    def made(engine, address, patience_s, used, met):
+        asked.append((engine, address))
+
+        def each(job, cases):
+            met("3fa2c1", {"cpu": "a"})
+            for rows in in_turn(job, list(cases)[:40]):
+                yield [{**row, "worker": "3fa2c1"} for row in rows]
+        return each
+    monkeypatch.setattr("kvlab.studies._run._each", made)
+    store = []
+    with pytest.raises(RuntimeError, match="gave no rows of 60 of 100 cases"):
+        run("soak", size="smoke", out=tmp_path, progress=False, engine="ray", address="auto", begun=store.append)
+    with pytest.raises(RuntimeError, match="gave no rows of 20 of 60 cases"):
+        run("soak", resume=store[0].path, progress=False)
+    assert asked == [("ray", "auto"), ("ray", None)]
+    again = RunStore.open(store[0].path)
+    assert again.manifest.options["engine"] == "ray" and again.workers == {"3fa2c1": {"cpu": "a"}}
+    assert set(again.table()["worker"]) == {"3fa2c1"} and len(again.committed) == 80
+    with pytest.raises(ValueError, match="resume with the same options"):
+        run("soak", resume=store[0].path, progress=False, engine="local")
+
+
+def test_engines_that_do_not_exist_or_go_with_nothing_are_refused_before_anything_is_made(tmp_path):
+    with pytest.raises(KeyError, match="no engine named 'rya'. Did you mean 'ray'"):
+        run("soak", size="smoke", out=tmp_path, engine="rya")
+    with pytest.raises(ValueError, match="--address auto is of a cluster, and the engine is local: add --engine ray"):
+        run("soak", size="smoke", out=tmp_path, address="auto")
+    assert not list(tmp_path.iterdir())
