@@ -239,10 +239,12 @@ def run(study: Annotated[str, typer.Argument(
         trace: Annotated[bool, typer.Option("--trace", help="Also trace each trial's operators, by torch's profiler "
                                             "in a pass of its own.")] = False,
         tune: Tune = True, also: Also = None,
-        engine: Annotated[str | None, typer.Option(autocompletion=words("local", "ray"), help="local (default), or "
-                                                   "ray: one task per case on a cluster.")] = None,
-        address: Annotated[str | None, typer.Option(help="Of a running Ray cluster, or auto; default: a Ray of this "
-                                                    "machine alone.")] = None,
+        engine: Annotated[str | None, typer.Option(autocompletion=words("local", "ray", "slurm"), help="local "
+                                                   "(default), ray or slurm: one case after another on a "
+                                                   "cluster.")] = None,
+        address: Annotated[str | None, typer.Option(help="Of a running Ray cluster, or auto (default: a Ray of this "
+                                                    "machine alone); for slurm, sbatch's options, such as "
+                                                    "partition=gpu,timeout_min=60,jobs=8.")] = None,
         lang: Annotated[str, typer.Option(autocompletion=words("en", "zh"), help="en, or zh for findings and figures "
                                           "in Chinese.")] = "en") -> int:
     """Run a study: measure its cases, print its findings, draw its figures.

@@ -109,7 +109,9 @@ class Mirror:
         end = (self.path / JOURNAL).stat().st_size
         for file in sorted(self.path.rglob("*")):
             name = file.relative_to(self.path).as_posix()
-            if name in (*_OWN, *but) or name.endswith(".tmp") or not file.is_file() or file.is_symlink():
+            if name in (*_OWN, *but) or name.endswith(".tmp") or name.startswith("slurm/"):
+                continue                                        # what jobs and runner say to each other is theirs
+            if not file.is_file() or file.is_symlink():
                 continue
             state = (file.stat().st_size, file.stat().st_mtime_ns)
             if self._copied.get(name) != state:

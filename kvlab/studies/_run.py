@@ -32,7 +32,7 @@ from kvlab.record.store import RunStore
 from kvlab.registry import Registry, no_such
 
 studies = Registry("study", "kvlab.studies")
-ENGINES = ("local", "ray")
+ENGINES = ("local", "ray", "slurm")
 
 
 class Case(Protocol):
@@ -90,7 +90,8 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
     is left None is as it was there. variants: names, "file.py:Class" references, classes or instances. also: probes on
     request, such as torch_profile, beside the study's own. tune: False keeps kernels from choosing their configuration
     by measuring. engine: one of ENGINES: local (default; one long-lived worker process, several for cases that give no
-    times) or ray (one task per case on a cluster; address: of a running one, default a Ray of this machine alone).
+    times), ray (one task per case on a cluster; address: of a running one, default a Ray of this machine alone) or
+    slurm (jobs that take case after case; address: sbatch's options, such as "partition=gpu,timeout_min=60,jobs=8").
     each: in place of an engine, maps a job over cases and yields the rows of one case after the other, in any order.
     patience_s: seconds without a sign of life after which a worker is taken to hang. begun: told the run's store before
     anything is measured.
@@ -162,10 +163,13 @@ def _each(engine: str, address: str | None, patience_s: float, used: set[Variant
     met: told the id and the environment of each worker on another machine.
     """
     local_only = sorted(ref.label for ref in used if ref.in_process)
-    if engine == "ray":
+    if engine != "local":
         if local_only:
             raise ValueError(f"{', '.join(local_only)} exists in this process only, and a cluster has others; put the "
                              "class into a file and name it file.py:Class")
+        if engine == "slurm":
+            from kvlab.studies._slurm import slurm_each
+            return slurm_each(address, patience_s, met)
         from kvlab.studies._ray import ray_each
         return ray_each(address, patience_s, met)
     if local_only:
