@@ -5,7 +5,7 @@ export PYTHON TORCH
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help venv study test coverage lint check-all notebooks browser bench clean
+.PHONY: help venv study test coverage lint check-all notebooks browser bench drill fuzz audit clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,18 @@ browser: venv  ## look at every notebook in a real browser (the machine's Chromi
 
 bench: venv  ## the benchmark gates: a printed table and profiles/bench/bench.json
 	.venv/bin/python -m kvlab.bench
+
+drill: venv  ## faults on purpose (kills, full disks, damage, …): nothing lost, nothing doubled; some 10 minutes
+	.venv/bin/python -m kvlab.drill
+
+fuzz: venv  ## generated input for every parser: no crash, no hang, no flood of memory, no file outside
+	.venv/bin/python tools/fuzz.py
+
+audit:  ## known vulnerabilities in the locked versions (pip-audit; needs the advisory database)
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install -q pip-audit
+	build/audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt || { echo "make audit: something \
+	was found, or the advisory database could not be asked (see above)" >&2; exit 1; }
 
 clean:  ## remove .venv, caches and build output; runs in profiles/ stay
 	rm -rf .venv dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage .coverage.*

@@ -69,7 +69,9 @@ def _page(rows: list[dict], lang: str, runs: Mapping[str, Path | None]) -> str:
     writer = _Writer(LANGUAGES)
     body = "\n".join([writer.say("h1", TITLE), writer.say("p", INTRO), writer.counts(rows),
                       *writer.summary(rows, link=True), *writer.claims(rows, figures), *_gallery(writer, figures)])
-    return (f'<!doctype html><html lang="{lang}"><head><meta charset="utf-8"><meta name="viewport" '
+    return (f'<!doctype html><html lang="{lang}"><head><meta charset="utf-8">'
+            '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+            'style-src \'unsafe-inline\'"><meta name="viewport" '
             f'content="width=device-width"><title>kvlab: {TITLE.of(lang)}</title><style>{_STYLE}</style></head><body>'
             f'{switch}<nav>{labels}</nav><main>{body}</main></body></html>\n')
 
@@ -119,7 +121,8 @@ class _Writer:
             yield self.say("h2", section)
             lines = []
             for row in mine:
-                name = f'<a href="#{row["id"]}">{row["id"]}</a>' if link else row["id"]
+                name = escape(row["id"])
+                name = f'<a href="#{name}">{name}</a>' if link else name
                 lines.append(f'<tr><td class="id">{name}</td><td>{self.span(_of(row, "claim"))}</td>'
                              f'<td class="verdict">{self.badge(row["verdict"])}</td>'
                              f'<td>{self.number(row)} <small>{self.span(_of(row, "what"))}</small></td>'
@@ -134,15 +137,16 @@ class _Writer:
 
     def claim(self, row: dict, figures: Mapping[str, dict]) -> Iterator[str]:
         """One claim: verdict, why, every piece of evidence with its source, what reproduces it."""
-        yield (f'<article id="{row["id"]}"><h3>{row["id"]} {self.span(_of(row, "claim"))} '
+        name = escape(row["id"])
+        yield (f'<article id="{name}"><h3>{name} {self.span(_of(row, "claim"))} '
                f'{self.badge(row["verdict"])}</h3>')
         yield self.say("p", _of(row, "because"))
         if row["needs"]:
             yield self.say("p", Text(f"{NEEDS.en}: {row['needs']}", f"{NEEDS.zh}：{row['needs_zh']}"))
         yield f"<table>{''.join(map(self.evidence, row['evidence']))}</table>"
         again = " ".join(f"<code>{escape(command)}</code>" for command in row["commands"])
-        name = row["figure"]
-        drawn = f' <a href="#figure-{name}">{self.span(MORE)} {name}</a>' if figures.get(name) else ""
+        name = escape(row["figure"])
+        drawn = f' <a href="#figure-{name}">{self.span(MORE)} {name}</a>' if figures.get(row["figure"]) else ""
         yield f"<p>{self.span(AGAIN)}: {again}{drawn}</p></article>" if again or drawn else "</article>"
 
     def evidence(self, one: dict) -> str:
@@ -157,6 +161,7 @@ def _gallery(writer: _Writer, figures: Mapping[str, dict]) -> Iterator[str]:
     if any(figures.values()):
         yield writer.say("h2", Text("Figures", "图"))
     for name, pictures in figures.items():
+        name = escape(name)
         if pictures:
             shown = "".join(f'<img class="{one}" alt="{name}" src="data:image/png;base64,{data}">'
                             for one, data in pictures.items())

@@ -48,13 +48,16 @@ def main() -> None:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         if isinstance(error, OSError) and error.filename and error.strerror:
             text = f"cannot read or write {error.filename}: {error.strerror}"
+        from kvlab.hushed import hushed
         from kvlab.show import printable
-        print(f"kvlab: {printable(text)}", file=sys.stderr)
+        print(f"kvlab: {printable(hushed(str(text)))}", file=sys.stderr)
         code = 2
     except Exception as error:
         if not hasattr(error, "format_message"):         # not one of the command-line library's own usage errors
             raise
-        print(f"kvlab: {error.format_message()} (see kvlab --help)", file=sys.stderr)
+        from kvlab.hushed import hushed
+        from kvlab.show import printable
+        print(f"kvlab: {printable(hushed(error.format_message()))} (see kvlab --help)", file=sys.stderr)
         code = 2
     sys.exit(code or 0)
 
@@ -285,13 +288,14 @@ def _draw_all(study: str, path: Path, lang: str) -> bool:
     """The study's figures into the run, if it has any; one that the rows do not allow is said and left out."""
     from kvlab.figures import figures, save
     own = [name for name in figures if figures[name].STUDY == study]
+    from kvlab.show import printable
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *where: print(f"kvlab: {message}", file=sys.stderr)
+        warnings.showwarning = lambda message, *where: print(f"kvlab: {printable(message)}", file=sys.stderr)
         for name in own:
             try:
                 save(name, path, path / "figures", lang=lang)
             except Exception as error:                   # whatever it is: the run is stored, and its name must be said
-                print(f"kvlab: no figure {name}: {error}", file=sys.stderr)
+                print(f"kvlab: no figure {name}: {printable(error)}", file=sys.stderr)
     return bool(own)
 
 

@@ -74,11 +74,12 @@ def print_readings(rows, one) -> None:
     more = [f"V the first {s.v_dim} channels of K" if s.v_in_k else "", f"window {s.window}" if s.window else "",
             f"shared prefix {w.shared_prefix}" + ("" if one.layout.share_prefix else " (stored once per sequence)")
             if w.shared_prefix else ""]
-    print(f"{printable(one.variant.label)}: {w.phase}, batch {w.batch_size}, q_len {max(w.q_lens)}, "
+    print(printable(
+          f"{one.variant.label}: {w.phase}, batch {w.batch_size}, q_len {max(w.q_lens)}, "
           f"kv_len {max(w.kv_lens)}, {s.num_q_heads}/{s.num_kv_heads} heads × {s.head_dim}, "
           f"{''.join(f'{words}, ' for words in more if words)}K/V {one.kv_format} {blocks}{path and f', {path}'}, "
           f"{one.dtype} on {one.device}, {one.threads} thread{'s' * (one.threads > 1)}; "
-          f"{next((r['hardware'] for r in rows if r['hardware']), '')}")
+          f"{next((r['hardware'] for r in rows if r['hardware']), '')}"))
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("metric", "value", "interval", "kind", "remark"):
         table.add_column(column, overflow="fold")
@@ -107,7 +108,8 @@ def print_readings(rows, one) -> None:
         names = list(dict.fromkeys(one["metric"] for one in of))
         first = [*(name for name in SOUGHT if name in names), *(name for name in names if name not in SOUGHT)]
         shown = ", ".join(names) if len(names) < 5 else f"{', '.join(first[:3])} and {len(names) - 3} more"
-        table.add_row(shown, display(row["value"], row["unit"]), interval, kind, Text(printable(remark)))
+        table.add_row(*(Text(printable(cell)) for cell in (shown, display(row["value"], row["unit"]), interval, kind,
+                                                           remark)))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
@@ -253,7 +255,7 @@ def print_findings(found, lang: str = "en") -> None:
     said = None
     for finding in found:
         kind = finding.name.partition(":")[0]
-        print("  " if kind == said else "- ", translated(finding.sentence, lang), sep="")
+        print("  " if kind == said else "- ", printable(translated(finding.sentence, lang)), sep="")
         said = kind
 
 

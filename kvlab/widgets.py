@@ -80,7 +80,8 @@ def table(rows: pd.DataFrame | Iterable[Mapping]) -> DOMWidget:
         raise _lacking("itables[widget]") from error
     frame = (rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(rows)).convert_dtypes()
     frame = frame.map(lambda cell: ", ".join(map(str, cell)) if isinstance(cell, list) else cell)
-    return ITable(frame, maxBytes=0, scrollX=True, showIndex=False, classes="display compact nowrap")
+    # allow_html: said here, for a user's own option would let a model's name run scripts
+    return ITable(frame, maxBytes=0, scrollX=True, showIndex=False, classes="display compact nowrap", allow_html=False)
 
 
 def _drawn(choice: Choice) -> tuple[Figure, pd.DataFrame]:

@@ -14,7 +14,7 @@ import kvlab.shapes
 
 PACKAGE = Path(kvlab.shapes.__file__).parent
 
-BASE = {"shapes", "units", "registry", "libraries", "folders", "lang", "_child"}
+BASE = {"shapes", "units", "registry", "libraries", "folders", "hushed", "lang", "_child"}
 ATTENTION = BASE | {"kv", "kernels", "attention"}
 PROBES = ATTENTION | {"catalog", "record", "probes"}
 MODEL = ATTENTION | {"catalog", "model"}
@@ -22,8 +22,8 @@ ACCURACY = MODEL | {"record", "accuracy"}
 BELOW_STUDIES = PROBES | ACCURACY | {"serving"}
 # room or module -> what it may import (itself always); the longest name that matches counts
 MAY_IMPORT = {
-    "shapes": set(), "units": set(), "registry": set(), "folders": set(), "_child": set(), "libraries": {"_child"},
-    "lang": {"catalog"},
+    "shapes": set(), "units": set(), "registry": set(), "folders": set(), "hushed": set(), "_child": set(),
+    "libraries": {"_child"}, "lang": {"catalog"},
     "record": BASE, "catalog": BASE, "kv": BASE, "kernels": BASE,
     "attention": ATTENTION, "probes": PROBES, "model": MODEL, "accuracy": ACCURACY,
     "serving": BASE | {"kv.block_pool", "kv.prefix", "kv.sizing", "catalog", "record"},
@@ -34,7 +34,8 @@ MAY_IMPORT = {
 DOORS = {"__init__", "__main__", "api", "cli", "bench", "bench_inputs", "bench_kernels", "bench_models",
          "bench_serving", "bench_simulator", "listing",
          "report", "show", "doctor", "comparing", "lab", "widgets", "widgets_serving", "validate", "validate_answers",
-         "validate_cases", "validate_job", "verbs", "show_serving", "show_claims", "claims_page", "widgets_gantt"}
+         "validate_cases", "validate_job", "verbs", "show_serving", "show_claims", "claims_page", "widgets_gantt", "bench_store",
+         "drill"}
 TOPS = {"studies", "figures", "cli"}
 NO_TORCH = BASE | {"record", "catalog", "kv.block_pool", "kv.prefix", "kv.sizing", "serving", "figures"}
 LATE_TORCH = {"__init__", "__main__", "cli", "kv.formats"}      # inside functions only

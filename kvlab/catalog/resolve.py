@@ -6,10 +6,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from kvlab.catalog._files import CONFIG_LIMIT
 from kvlab.catalog.config import read_config
 from kvlab.catalog.gguf_file import read_gguf
 from kvlab.catalog.models import model as catalogued
 from kvlab.catalog.safetensors_file import INDEX, Weights, has_weights, read_weights, stated_bytes
+from kvlab.hushed import hushed
 from kvlab.shapes import ModelSpec
 
 GIVE = ("a name from `kvlab ls models`, a config.json or a folder with one, a .gguf file, or the id of a model in the "
@@ -103,7 +105,11 @@ def in_hub_cache(name: str, unknown: str) -> Path | None:
     except ImportError:
         raise KeyError(f"{unknown}. The local Hugging Face cache was not looked at: it needs the package "
                        "huggingface-hub (pip install 'kvlab[models]')") from None
-    found = try_to_load_from_cache(name, "config.json")
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except ValueError:                      # of a text that cannot be an id
+        raise KeyError(f"{unknown}. As an id of the Hugging Face hub it has characters that none has. What may be given: "
+                       f"{GIVE}") from None
     return Path(found) if isinstance(found, str) else None
 
 
@@ -114,12 +120,14 @@ def _of_hub(name: str, download: bool, unknown: str) -> ModelSpec:
         if not download:
             raise KeyError(f"{unknown}. It is not in the local Hugging Face cache either; --download fetches its "
                            f"config.json. What may be given: {GIVE}")
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
         try:
+            stated = get_hf_file_metadata(hf_hub_url(name, "config.json")).size or 0
+            if stated > CONFIG_LIMIT:               # anybody may upload one: said before it is on the disk
+                raise ValueError(f"the hub states {stated:,} bytes, and kvlab reads {CONFIG_LIMIT:,} of one")
             found = Path(hf_hub_download(name, "config.json"))
         except Exception as error:          # of the hub's and of its HTTP library's types, none of which is a base here
-            first = str(error).strip().splitlines()
-            raise OSError(f"the config.json of {name!r} could not be fetched ({first[0] if first else error!r:.200}); "
-                          f"give {GIVE}") from error
+            first = hushed((str(error).strip() or repr(error)).splitlines()[0])[:200]      # it may quote the address
+            raise OSError(f"the config.json of {name!r} could not be fetched ({first}); give {GIVE}") from None
     spec = _with_weights(read_config(found), found.parent)
     return replace(spec, name=name, source=f"{name} in the local Hugging Face cache, {spec.source.partition(', ')[2]}")

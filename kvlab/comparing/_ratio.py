@@ -131,8 +131,8 @@ def _samples(side: Side, row: dict) -> list | None:
         return side.samples.get((row["case_id"], row["metric"]))
     if side.run is None or not row["artifact"]:
         return None
-    path = (side.run / row["artifact"]).resolve()
-    if not path.is_relative_to((side.run / "samples").resolve()) or not path.is_file():
+    path = (side.run / row["artifact"].replace("\0", "")).resolve()
+    if not path.is_relative_to(side.run.resolve() / "samples") or not path.is_file():    # nor where links lead out
         return None
     frame = _read(path, path.stat().st_mtime_ns)
     if frame is None:

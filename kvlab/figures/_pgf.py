@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab.figures._style import drawing
-from kvlab.record._tex import escaped
+from kvlab.record._tex import escaped, one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +36,7 @@ def pgf(figure: Figure, name: str, caption: Caption | None = None) -> dict[str, 
     The document's own font is used. Refused (ValueError): no LaTeX here, text that LaTeX cannot set.
     """
     import matplotlib
-    about = "".join(f"%% {line}\n" for line in (caption.title, *caption.lines)) if caption else ""
+    about = "".join(f"%% {one_line(line)}\n" for line in (caption.title, *caption.lines)) if caption else ""
     with tempfile.TemporaryDirectory() as folder, drawing(getattr(figure, "venue", None)), _escaping(), _light(
             figure):
         matplotlib.rcParams.update({"pgf.texsystem": engine(), "pgf.rcfonts": False})

@@ -87,7 +87,7 @@ def _readings(table: pd.DataFrame) -> str:
     about = [name for name in known if name in lines and lines[name].astype("string").nunique(dropna=False) > 1]
     columns = {"metric": _cells(lines["metric"]), **{known[name]: _cells(lines[name]) for name in about}}
     columns["value"] = [uncertain(*one) for one in zip(lines["value"], lines["low"], lines["high"])]
-    columns |= {"unit": lines["unit"].map(unit), "kind": lines["kind"]}
+    columns |= {"unit": lines["unit"].map(unit), "kind": _cells(lines["kind"])}
     texts = [head for head in columns if head != "value"]
     absent = table[table["kind"] == "missing"]["metric"].unique().tolist()
     return _written(pd.DataFrame(columns), texts, lines, [], [*_missing(table, absent)])
@@ -151,11 +151,12 @@ def _others(table: pd.DataFrame, calls: pd.DataFrame, metrics: list[str]) -> Ite
     left = table[~table.index.isin(calls.index) | ~table["metric"].isin(metrics)]
     left = left[left["value"].notna()]
     if len(left):
-        yield f"% not in this table: {len(left)} readings: {', '.join(left['metric'].unique())}; csv has them all"
+        names = one_line(", ".join(left["metric"].unique()))             # a line's end would end the comment
+        yield f"% not in this table: {len(left)} readings: {names}; csv has them all"
 
 
 def _missing(calls: pd.DataFrame, metrics: list[str]) -> Iterator[str]:
     absent = calls[(calls["kind"] == "missing") & calls["metric"].isin(metrics)]
     for (metric, status, note), rows in absent.groupby(["metric", "status", "note"], sort=False):
-        yield f"% {'missing' if status == 'ok' else status}: {metric} of {rows['case_id'].nunique()} calls: " \
-              f"{one_line(note)[:200]}"
+        what = one_line(f"{'missing' if status == 'ok' else status}: {metric}")
+        yield f"% {what} of {rows['case_id'].nunique()} calls: {one_line(note)[:200]}"

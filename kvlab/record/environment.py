@@ -1,6 +1,7 @@
 """Where numbers come from: hardware, software and load, without host name, user name or absolute path."""
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -10,10 +11,11 @@ import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
+from kvlab.hushed import hushed, hushed_words
 from kvlab.record.export import StoreError
 from kvlab.record.migrate import check_schema_version
 from kvlab.record.reading import SCHEMA_VERSION
@@ -182,6 +184,13 @@ def _gpus() -> tuple[list[dict[str, JsonValue]], str]:
         return [], f"NVML: {error}"
 
 
+def opened_file(path: Path) -> BinaryIO:
+    """A regular file, to read; OSError where there is none: a pipe in a stranger's folder would wait for ever."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return path.open("rb")
+
+
 class VariantSource(BaseModel):
     """A variant of the run: its reference and, for a user's file, the source text and its SHA-256 (hex)."""
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -199,7 +208,7 @@ class Manifest(BaseModel):
     """What a run was: written before its first reading, enough to run it again.
 
     created_utc, run_id and environment fill themselves in. Absolute paths in argv, models, options and variant
-    references are cut by `portable`.
+    references are cut by `portable`, credentials and tokens by `hushed`.
     """
     model_config = ConfigDict(extra="forbid", frozen=True)
     schema_version: int = SCHEMA_VERSION
@@ -220,9 +229,10 @@ class Manifest(BaseModel):
     @classmethod
     def _no_absolute_path(cls, value: Any) -> Any:
         if isinstance(value, str):
-            return portable(value)
+            return portable(hushed(value))
         if isinstance(value, list):
-            return [cls._no_absolute_path(item) for item in value]
+            texts = hushed_words(value) if all(isinstance(item, str) for item in value) else value
+            return [cls._no_absolute_path(item) for item in texts]
         if isinstance(value, dict):
             return {name: cls._no_absolute_path(item) for name, item in value.items()}
         return value
@@ -236,11 +246,12 @@ class Manifest(BaseModel):
         import json
         path = run / "manifest.json"
         try:
-            content = json.loads(path.read_bytes())
+            with opened_file(path) as file:
+                content = json.load(file)
         except OSError as error:
             raise StoreError(error.errno, f"{run} is no run directory: its manifest.json cannot be read "
                                           f"({error.strerror}); `find_run` lists the runs of a folder") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is damaged ({error}); the readings beside it can still be read: "
                              "read_table of its readings.jsonl") from None
         version = content.get("schema_version") if isinstance(content, dict) else None

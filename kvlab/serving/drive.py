@@ -6,8 +6,10 @@ are in them.
 """
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -39,12 +41,11 @@ def drive(url: str, asks: Sequence[Ask], folder: Path | str, meta: dict, *, mode
     """Send the requests at their times, each over its own connection; write meta.json and requests.jsonl; the rows.
 
     meta: what meta.json says (model, engine_kwargs, kv_cache, hardware). extra: further fields of each request's body,
-    such as ignore_eos. A request that fails or is cut off is recorded as not finished, with the reason in `error`.
-    ValueError: a URL that is not http, no requests, a folder that is not empty.
+    such as ignore_eos. timeout_s: of one answer altogether. A request that fails or is cut off is recorded as not
+    finished, with the reason in `error`. No redirect is followed and no proxy used.
+    ValueError: a URL that is not http or has credentials, no requests, a folder that is not empty.
     """
-    folder, where = Path(folder), urlsplit(url)
-    if where.scheme != "http" or not where.hostname:
-        raise ValueError(f"{url} is no http:// address")
+    folder, where = Path(folder), _where(url)
     if not asks:
         raise ValueError("no requests to send")
     if folder.exists() and any(folder.iterdir()):
@@ -65,6 +66,18 @@ def drive(url: str, asks: Sequence[Ask], folder: Path | str, meta: dict, *, mode
     return rows
 
 
+def _where(url: str) -> SplitResult:
+    """The address in its parts; what is refused is not repeated: it may hold a password."""
+    try:
+        where = urlsplit(url)
+        usable = where.scheme == "http" and where.hostname and where.username is None and (where.port or 80) > 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("the address of the server must look like http://host:port, without credentials")
+    return where
+
+
 def _ask(where: SplitResult, ask: Ask, name: str, start: float, row: dict, model: str, timeout_s: float,
          extra: dict) -> None:
     """One request, start to end; whatever goes wrong becomes the row's error."""
@@ -74,28 +87,44 @@ def _ask(where: SplitResult, ask: Ask, name: str, start: float, row: dict, model
     body = json.dumps({"model": model, "prompt": ask.prompt, "max_tokens": ask.max_tokens, "temperature": 0,
                        "stream": True, "stream_options": {"include_usage": True}, **extra}).encode()
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=timeout_s)
+    until = time.monotonic() + timeout_s
+    late = None
     try:
         row.update(arrival_time=time.time(), queued_ts=time.monotonic())
+        connection.connect()
+        # a server that drips bytes keeps every other limit; the connection itself forgets its socket at the answer
+        late = threading.Timer(timeout_s, _cut, [connection.sock])
+        late.daemon = True
+        late.start()
         connection.request("POST", where.path.rstrip("/") + "/v1/completions", body,
                            {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise OSError(f"HTTP {answer.status}: {answer.read(200).decode(errors='replace')}")
-        _read(answer, row, time.monotonic() + timeout_s)
+        with connection.getresponse() as answer:
+            if answer.status != 200:
+                raise OSError(f"HTTP {answer.status}: {answer.read(200).decode(errors='replace')}")
+            _read(answer, row)
     except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
-        row.update(first_token_ts=None, last_token_ts=None, error=str(error)[:200] or type(error).__name__)
+        why = "the answer takes too long" if time.monotonic() >= until else str(error)[:200] or type(error).__name__
+        row.update(first_token_ts=None, last_token_ts=None, error=why)
     finally:
+        if late is not None:
+            late.cancel()
         connection.close()
 
 
-def _read(answer: http.client.HTTPResponse, row: dict, until: float) -> None:
+def _cut(connected: socket.socket) -> None:
+    """End what is being read; the reader then finds no more."""
+    with contextlib.suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)
+
+
+def _read(answer: http.client.HTTPResponse, row: dict) -> None:
     """The events of one answer: when the first and the last token came, and how many the server counted."""
     first = last = usage = None
     left, ended = MOST_BYTES, False
     while line := answer.readline(MOST_LINE):
         now, left = time.monotonic(), left - len(line)
-        if left < 0 or now > until:
-            raise OSError("the answer is too long" if left < 0 else "the answer takes too long")
+        if left < 0:
+            raise OSError("the answer is too long")
         if not line.startswith(b"data:"):
             continue
         data = line[5:].strip()

@@ -26,6 +26,7 @@ from kvlab.serving.metrics import Snapshot, read
 TIMEOUT_S = 5.0
 MOST_BYTES = 4 * 2**20                  # some hundred times what an engine exports; parsed in about 1.5 s
 MOST_CHARACTERS = 2**17                 # of a line: the parser's time grows with the square of a label's length
+MOST_SAMPLES = 50_000                   # of an answer: a vLLM of 64 engines has about 40,000
 REDIRECTS = 3
 TOKEN_ENV = "KVLAB_TOKEN"
 
@@ -86,7 +87,11 @@ class Scrape:
         text = self.fetch()
         at_s = time.monotonic() if at_s is None else at_s
         try:
-            return read(parse(text), at_s)
+            families = parse(text)
+            count = sum(len(family.samples) for family in families)
+            if count > MOST_SAMPLES:                         # a watch keeps the series of a whole window
+                raise ValueError(f"with {count:,} samples, and no engine has more than {MOST_SAMPLES:,}")
+            return read(families, at_s)
         except ValueError as error:
             raise ScrapeError(f"{self.shown} answers, but {error}") from None
 
@@ -134,10 +139,10 @@ class Scrape:
                 connection.connect()
                 open_now[:] = [connection.sock]
                 connection.request("GET", url.path + (f"?{url.query}" if url.query else ""), headers=headers)
-                response = connection.getresponse()
-                if response.status not in (301, 302, 303, 307, 308):
-                    return self._body(response)
-                url = self._followed(url, response.getheader("Location", ""))
+                with connection.getresponse() as response:      # it holds the socket, not the connection
+                    if response.status not in (301, 302, 303, 307, 308):
+                        return self._body(response)
+                    url = self._followed(url, response.getheader("Location", ""))
         raise ScrapeError(f"{self.shown} redirects more than {REDIRECTS} times")
 
     def _followed(self, url: SplitResult, location: str) -> SplitResult:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlab.serving.metrics import Buckets, Series, Snapshot
 
@@ -169,6 +169,8 @@ class History:
                 known[key] = now
             buckets[measure] = sums
         self._unreadable -= set(snapshot.counters) | set(snapshot.histograms)
+        if before:                                      # of what was, gauges are looked at again; the rest is in totals
+            self._entries[-1] = replace(before, snapshot=replace(before.snapshot, counters={}, histograms={}))
         self._entries.append(_Entry(snapshot, totals, buckets, frozenset(restarted)))
         while len(self._entries) > 2 and self._entries[1].snapshot.at_s <= snapshot.at_s - self.keep_s:
             self._entries.popleft()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -22,10 +23,11 @@ from kvlab.record.environment import environment
 from kvlab.record.export import atomic_write, explained
 from kvlab.registry import case_from
 from kvlab.studies._run import Case, Each, Job, failed_case
-from kvlab.studies._worker import Worker
+from kvlab.studies._worker import DIED, Worker
 
 JOBS, MINUTES, ATTEMPTS = 8, 24 * 60, 3                 # of Slurm at most, and at a time each; tries of a case
-LOOK_S = 1.0                                            # between two looks at the folder
+LOOK_S, QUEUE_S = 1.0, 10.0                             # between two looks at the folder, and at Slurm's queue
+LAST_S = 3.0                                            # in which a job whose worker was killed ends itself, if it does
 GENERIC = ("timeout_min", "mem_gb", "gpus_per_node", "cpus_per_task", "nodes")  # submitit's; all others are sbatch's
 
 
@@ -64,12 +66,13 @@ def slurm_each(options: str | None, patience_s: float, met: Callable[[str, dict]
 def _answers(board: _Board, running: list, start: Callable[[], Any], jobs: int,
              met: Callable[[str, dict], None]) -> Iterator[list[dict]]:
     """The rows of one case after another; jobs are started as long as there are cases, and again where some died."""
+    ended = _Ended()
     idle = 0                                            # jobs that ended in a row without having taken a case
     while board.open:
         for name, found in board.met():
             met(name, found)
         yield from board.answered()
-        for one in [one for one in running if one.done()]:
+        for one in ended(running):
             running.remove(one)
             took, given_up = board.back(one.job_id)
             yield from given_up
@@ -81,6 +84,23 @@ def _answers(board: _Board, running: list, start: Callable[[], Any], jobs: int,
             running.append(start())
         if board.open:
             time.sleep(LOOK_S)
+
+
+class _Ended:
+    """Which jobs have ended: by submitit's records, and by Slurm's own queue where the cluster keeps no accounts."""
+
+    def __init__(self):
+        self._next = time.monotonic() + QUEUE_S
+
+    def __call__(self, jobs: list) -> list:
+        if time.monotonic() < self._next or not any(hasattr(job, "_cancel_command") and job._cancel_command == "scancel"
+                                                    for job in jobs):
+            return [job for job in jobs if job.done()]
+        self._next = time.monotonic() + QUEUE_S
+        asked = subprocess.run(["squeue", "--me", "--noheader", "--format", "%A"], capture_output=True, text=True)
+        if asked.returncode:
+            return [job for job in jobs if job.done()]
+        return [job for job in jobs if job.done() or job.job_id.partition("_")[0] not in asked.stdout.split()]
 
 
 class _Board:
@@ -180,6 +200,10 @@ def take(folder: str) -> None:
                 continue
             given = json.loads(file.read_bytes())
             rows = worker.rows(how, case_from(given["type"], given["case"]))
+            if any(f"{DIED}: it crashed with signal SIGTERM" in row["error"] for row in rows):
+                return                                  # the job is being cancelled: the case is tried in another
+            if any(DIED in row["error"] for row in rows):
+                time.sleep(LAST_S)                      # killed with the whole job, it would not answer either
             answer = [{**row, "worker": f"slurm-{job_id}"} for row in rows]
             atomic_write(board / "answers" / file.name, json.dumps(answer).encode())
             file.unlink(missing_ok=True)

@@ -43,8 +43,9 @@ def command(name: Annotated[str, typer.Argument(
         raise ValueError("--all draws from the rows that kvlab ships; leave --run out, or draw the figures of a run "
                          f"with kvlab report {run}")
     wanted = tuple(dict.fromkeys(one.strip() for one in formats.split(",") if one.strip()))
+    from kvlab.show import printable
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *where: print(f"kvlab: {message}", file=sys.stderr)
+        warnings.showwarning = lambda message, *where: print(f"kvlab: {printable(message)}", file=sys.stderr)
         if every:
             from kvlab.figures._gallery import write_all
             paths = write_all(out or Path("gallery"), wanted, venue=venue, columns=columns, anonymous=anonymous,
