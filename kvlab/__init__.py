@@ -23,6 +23,7 @@ if TYPE_CHECKING:               # for editors and type checkers, which cannot fo
     from kvlab.model.load import load_decoder as load_decoder
     from kvlab.model.transformers import attach as attach
     from kvlab.record.export import export as export
+    from kvlab.record.query import query as query
     from kvlab.record.reading import table as table
     from kvlab.record.store import read_table as read_table
     from kvlab.record.wide import wide as wide
@@ -42,7 +43,8 @@ _LAZY = {
     "size": "kvlab.api", "measure": "kvlab.api", "run": "kvlab.api", "findings": "kvlab.api", "figure": "kvlab.api",
     "ledger": "kvlab.api", "compare": "kvlab.comparing",
     # result tables
-    "reference": "kvlab.api", "read_table": "kvlab.record.store", "table": "kvlab.record.reading",
+    "reference": "kvlab.api", "read_table": "kvlab.record.store", "query": "kvlab.record.query",
+    "table": "kvlab.record.reading",
     "wide": "kvlab.record.wide", "export": "kvlab.record.export",
     # whole models
     "load_decoder": "kvlab.model.load", "attach": "kvlab.model.transformers", "capture": "kvlab.model.capture",

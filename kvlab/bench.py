@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvlab import bench_kernels, bench_models, bench_serving, bench_simulator
+from kvlab import bench_kernels, bench_models, bench_serving, bench_simulator, bench_store
 from kvlab.bench_inputs import events, many_readings, readings
 from kvlab.probes._clock import paired_ratio, summarise
 from kvlab.record.environment import cpu_name, load_average
@@ -75,6 +75,7 @@ def gates() -> list[Gate]:
              bench_models.paged_against_contiguous),
         Gate("peak RSS of scoring 512 tokens − weights", "B", f"<= {500 * MiB}", bench_models.memory_of_scoring),
         *(Gate(name, "ratio", goal, measure) for name, goal, measure in bench_serving.gates()),
+        *(Gate(*gate) for gate in bench_store.gates()),
         *(Gate(*gate) for gate in bench_simulator.gates()),
         *(Gate(f"export 1,000,000 readings to {to}, whole command", unit, goal, partial(_export, to, unit))
           for to in ("csv", "parquet") for unit, goal in (("s", "<= 10.0"), ("B", "<= 1e9"))),

@@ -1,7 +1,9 @@
 """What `kvlab ls` lists: one function per list, yielding dictionaries with a `name`."""
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 
 def models() -> Iterator[dict]:
@@ -103,9 +105,51 @@ def engines() -> Iterator[dict]:
             yield dict(name=found.name, aspect=aspect, what=cell.what, version=cell.version, source=cell.source)
 
 
+def runs(out: Path | str = "profiles") -> Iterator[dict]:
+    """The runs of a folder, the newest first, and why one cannot be read."""
+    from kvlab.record.held import held_by
+    from kvlab.record.query import opened
+    from kvlab.record.store import read_workers
+    with opened((out,)) as store:
+        counts = store.counts()
+        bad = {str(one.path): one.why for one in store.bad}
+        known = {run["path"]: run for run in store.runs.values()}
+    for path in sorted({*bad, *known}, key=lambda path: Path(path).name, reverse=True):
+        run = known.get(path, {})
+        comparisons, readings, failed = counts.get(run.get("run_id"), (None,) * 3 if path in bad else (0,) * 3)
+        try:
+            owner, workers = held_by(Path(path)), len(read_workers(Path(path)))
+        except (ValueError, OSError):                       # damage beside the readings, which do without
+            owner, workers = None, 0
+        name = run.get("run_id") or Path(path).name
+        state = f"damaged: {bad[path]}" if path in bad else f"being written by {owner}" if owner else run["state"]
+        created = run.get("created_utc", "")                # 2026-01-02 03:04:05
+        yield dict(name=name[-6:], run_id=name, study=run.get("study", Path(path).parent.name),
+                   size=run.get("size", ""), device=run.get("device", ""), created_utc=created and f"{created}Z",
+                   when=created[:16], comparisons=comparisons, readings=readings, failed=failed, state=state,
+                   workers=workers or None, engine=run.get("engine", ""), machine=_machine(run), path=path)
+
+
+def _machine(run: dict) -> str:
+    """What the run was made on, short: its GPUs where it used them, else its CPU."""
+    cpu = re.sub(r"\((R|TM)\)| CPU\b| Processor\b| @.*", "", run.get("cpu", "")).strip()
+    return run.get("gpus") if run.get("device", "").startswith("cuda") and run.get("gpus") else \
+        f"{cpu}, {run['cores']} cores" if cpu and run.get("cores") else cpu
+
+
+def brief(rows: list[dict]) -> list[dict]:
+    """Of runs what a line of the terminal has room for; of other lists all."""
+    if not rows or "when" not in rows[0]:
+        return rows
+    left_out = {"run_id", "created_utc", "path"}
+    if all(row["engine"] in ("local", "") for row in rows):
+        left_out.add("engine")
+    return [{name: value for name, value in row.items() if name not in left_out} for row in rows]
+
+
 def _first_line(thing) -> str:
     return (thing.__doc__ or "").strip().split("\n")[0]
 
 
 LISTS = {f.__name__: f for f in (models, gpus, variants, formats, probes, studies, figures, metrics, texts,
-                                   engines)}
+                                   engines, runs)}

@@ -11,7 +11,7 @@ import kvlab
 
 NAMES = {
     "__version__", "AttentionShape", "Layout", "Workload", "attach", "capture", "compare", "export", "figure",
-    "findings", "gpu", "kv_format", "ledger", "load_decoder", "measure", "model_spec", "read_table", "reference", "run",
+    "findings", "gpu", "kv_format", "ledger", "load_decoder", "measure", "model_spec", "query", "read_table", "reference", "run",
     "score", "size", "table", "trial", "wide"}
 
 

@@ -38,8 +38,9 @@ SHAPE = AttentionShape(8, 2, 64)
 
 def reading(seconds, **more):
     """A measured time whose interval is 1 % wide on both sides."""
-    return Reading("latency_s", seconds, "s", "measured", source="timer", hardware="a CPU",
-                   **{**dict(method="timer:thread_cpu", low=seconds * 0.99, high=seconds * 1.01, n=60), **more})
+    return Reading("latency_s", seconds, "s", "measured", source="timer",
+                   **{**dict(method="timer:thread_cpu", hardware="a CPU", low=seconds * 0.99, high=seconds * 1.01,
+                             n=60), **more})
 
 
 def samples(seconds, rng, rounds=4, per_round=15):
@@ -265,9 +266,19 @@ def test_a_file_of_results_has_no_environment_and_differing_clocks_are_said(make
     other = Reading("latency_s", 1.0, "s", "measured", method="timer:wall", hardware="else", low=0.99, high=1.01)
     b = make({one: other}, run_id="20260102T000000Z-aaaaaa") / "readings.parquet"
     found = compare(a, b)
-    assert found.attrs["warnings"][:2] == ["hardware differs: a CPU / else",
+    assert found.attrs["warnings"][:2] == ["hardware differs: a CPU / else; the ratio is between the two machines",
                                            "the environment of readings.parquet is unknown: it is no run directory"]
     assert "method: timer:thread_cpu / timer:wall" in found["note"][0]
+
+
+def test_runs_of_two_machines_are_headed_by_both(make, capsys):
+    one = trials(["sdpa"])[0]
+    a = make({one: reading(1.0)}, run_id="20260101T000000Z-aaaaaa")
+    b = make({one: reading(1.5, hardware="NVIDIA H200")}, run_id="20260102T000000Z-bbbbbb")
+    print_comparison(compare(a, b))
+    out = capsys.readouterr().out
+    assert out.startswith("A = 20260101T000000Z-aaaaaa (a CPU), B = 20260102T000000Z-bbbbbb (NVIDIA H200); all: ")
+    assert "hardware differs: a CPU / NVIDIA H200; the ratio is between the two machines" in out
 
 
 # ------------------------------------------------------------------------------------------------ cycles and sources

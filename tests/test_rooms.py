@@ -24,7 +24,7 @@ BELOW_STUDIES = PROBES | ACCURACY | {"serving"}
 MAY_IMPORT = {
     "shapes": set(), "units": set(), "registry": set(), "folders": set(), "hushed": set(), "_child": set(),
     "libraries": {"_child"}, "lang": {"catalog"},
-    "record": BASE, "catalog": BASE, "kv": BASE, "kernels": BASE,
+    "record": BASE, "record.sources": BASE | {"record", "catalog"}, "catalog": BASE, "kv": BASE, "kernels": BASE,
     "attention": ATTENTION, "probes": PROBES, "model": MODEL, "accuracy": ACCURACY,
     "serving": BASE | {"kv.block_pool", "kv.prefix", "kv.sizing", "catalog", "record"},
     "studies": BELOW_STUDIES, "claims": BELOW_STUDIES | {"studies"},

@@ -72,6 +72,7 @@ def compare(a, b, *, metric: str = "latency_s", run=None, by: Sequence[str] | No
     missing_a, missing_b = (dict(_keyed(_rows(side, metric, missing=True), about, whole)) for side in (side_a, side_b))
     table.attrs.update(
         a=side_a.name, b=side_b.name, run=side_a.source if variants else "", metric=metric,
+        machines=[side.machine for side in (side_a, side_b)],
         unit=rows[0]["unit"] if rows else "", margin=margin, resolution=resolution, resolves_margin=limits.resolves,
         beyond=limits.beyond, interval="95 % interval" if variants else "within-run interval",
         warnings=_warnings(side_a, side_b, about, variants, metric, resolution),
@@ -246,8 +247,9 @@ def print_comparison(table: pd.DataFrame, briefly: bool = False) -> None:
         shown.add_row(*(printable(cell).replace("[", "\\[") for cell in cells))
     if len(table):
         fixed = {name: plain[0][name] for name in context if name not in varying}
-        print(printable(f"A = {about['a']}, B = {about['b']}{', in ' + about['run'] if about['run'] else ''}; "
-                        f"all: {_label(fixed, fixed)}"))
+        on = [f" ({machine})" if machine and not about["run"] else "" for machine in about["machines"]]
+        print(printable(f"A = {about['a']}{on[0]}, B = {about['b']}{on[1]}"
+                        f"{', in ' + about['run'] if about['run'] else ''}; all: {_label(fixed, fixed)}"))
         Console(width=None if sys.stdout.isatty() else 160).print(shown)
     if briefly:
         return print(f"{printable(summary(table))}\n")

@@ -41,6 +41,11 @@ class Side:
         if self.run is not None:
             self.manifest = Manifest.read(self.run)
 
+    @property
+    def machine(self) -> str:
+        """The hardware that the rows are about; empty where they do not say."""
+        return ", ".join(sorted({one for one in self.rows["hardware"] if one and one != "none"}))
+
 
 def sides(a, b, run, profiles: Path) -> tuple[Side, Side, bool]:
     """A, B, and whether they are two variants of one run; KeyError where a name means neither."""
@@ -126,8 +131,8 @@ def _newest_with(a: str, b: str, profiles: Path) -> Path:
 
 def differences(a: Side, b: Side) -> list[str]:
     """One sentence for each thing that differs between the machines, the software and the sources of two runs."""
-    hardware = [", ".join(sorted({h for h in side.rows["hardware"] if h and h != "none"})) for side in (a, b)]
-    said = [f"hardware differs: {hardware[0]} / {hardware[1]}"] if hardware[0] != hardware[1] else []
+    said = [f"hardware differs: {a.machine} / {b.machine}; the ratio is between the two machines"] \
+        if a.machine != b.machine else []
     said += [f"{name} differs: {_short(one)} / {_short(other)}" for name, one, other in (
         ("model", a.model, b.model), ("load", a.load, b.load)) if one and other and one != other]
     said += [f"{letter}: {remark}" for letter, side in (("A", a), ("B", b)) for remark in side.remarks]

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
 
 from kvlab.hushed import hushed, hushed_words
 from kvlab.record.export import StoreError
@@ -23,6 +23,7 @@ from kvlab.units import MiB
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "OMP_WAIT_POLICY", "KMP_AFFINITY",
                      "KMP_BLOCKTIME", "GOMP_CPU_AFFINITY", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_STORED = "stored"                                      # a manifest from disk: what it says was cut when it was written
 _ABSOLUTE = re.compile(r"(?:^|(?<=[=,:\s'\"]))(?!//\w)(?:[A-Za-z]:[\\/]|/(?=\S)|~(?=[A-Za-z/])|\\\\)[^=,'\"]*")
 
 
@@ -227,14 +228,18 @@ class Manifest(BaseModel):
 
     @field_validator("argv", "models", "options")
     @classmethod
-    def _no_absolute_path(cls, value: Any) -> Any:
+    def _told(cls, value: Any, about: ValidationInfo) -> Any:
+        return value if about.context == _STORED else cls._cut(value)
+
+    @classmethod
+    def _cut(cls, value: Any) -> Any:
         if isinstance(value, str):
             return portable(hushed(value))
         if isinstance(value, list):
             texts = hushed_words(value) if all(isinstance(item, str) for item in value) else value
-            return [cls._no_absolute_path(item) for item in texts]
+            return [cls._cut(item) for item in texts]
         if isinstance(value, dict):
-            return {name: cls._no_absolute_path(item) for name, item in value.items()}
+            return {name: cls._cut(item) for name, item in value.items()}
         return value
 
     @classmethod
@@ -257,7 +262,7 @@ class Manifest(BaseModel):
         version = content.get("schema_version") if isinstance(content, dict) else None
         check_schema_version(version, str(run))
         try:
-            return cls.model_validate(content)
+            return cls.model_validate(content, context=_STORED)
         except ValidationError as error:
             first = error.errors()[0]
             raise ValueError(f"{path} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}; the readings "

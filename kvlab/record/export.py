@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvlab.record.anonymous import Anonymous
 
 _LINES = 2**16                                       # of a table that are turned into text at once
+FORMULA = r"\A('*[=+\-@\t])"                         # what a spreadsheet runs, with the quotes that keep it from that
 _FULL = ("there is no space left", "free some space, or choose another folder")
 _LOCKED = ("it is not writable", "choose a folder you may write to")
 _FILE = ("a file stands where a folder is needed", "move it away, or choose another folder")
@@ -79,12 +80,14 @@ def made_folder(folder: Path) -> Path:
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, which takes the place of `path` when the block ends well.
 
-    A reader, or a kill at any moment, sees the old content or the new.
+    A reader, or a kill at any moment, sees the old content or the new. A link that stands there is replaced and
+    nothing is written where it leads: the folder may be a stranger's.
     """
     temporary = path.with_name(path.name + ".tmp")
     with explained(path.parent):
         try:
-            with open(temporary, "wb") as file:
+            temporary.unlink(missing_ok=True)
+            with open(temporary, "xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -104,8 +107,9 @@ def atomic_write(path: Path, data: bytes) -> None:
 def write_csv(table: pd.DataFrame | Iterable[pd.DataFrame], path: Path | str) -> None:
     """Any table, or its parts one after another, as UTF-8 CSV without an index; text in quotes.
 
-    Absent text and numbers are empty fields, carriage returns in text become line feeds. Refused: a part with other
-    columns than the first, or with text where that has numbers (ValueError).
+    Absent text and numbers are empty fields, carriage returns in text become line feeds. Text that a spreadsheet would
+    take for a formula (it begins with = + - @ or a tab, also behind ') gets a ' before it, which `read_table` takes
+    away again. Refused: a part with other columns than the first, or with text where that has numbers (ValueError).
     """
     import pandas as pd
     import pyarrow
@@ -137,7 +141,7 @@ def _csv_column(values: pd.Series):
     except (pyarrow.ArrowException, OverflowError, UnicodeError):    # lists, several types, half a character
         texts = values.map(lambda value: str(value).encode(errors="backslashreplace").decode(), na_action="ignore")
         column = pyarrow.Array.from_pandas(texts, type=pyarrow.large_string())
-    return pc.replace_substring_regex(column, "\r\n?", "\n")
+    return pc.replace_substring_regex(pc.replace_substring_regex(column, "\r\n?", "\n"), FORMULA, r"'\1")
 
 
 def write_parquet(table: pd.DataFrame, path: Path | str) -> None:
@@ -158,7 +162,7 @@ def write_parts(parts: Callable[[], Iterable[pd.DataFrame]], path: Path | str) -
             arrow = pyarrow.Table.from_pandas(rules.validate(part), preserve_index=False)
             arrow = arrow.replace_schema_metadata({**arrow.schema.metadata, "kvlab.units": json.dumps(units),
                                                    "kvlab.schema_version": str(SCHEMA_VERSION)})
-            writer = writer or pyarrow.parquet.ParquetWriter(file, arrow.schema)
+            writer = writer or pyarrow.parquet.ParquetWriter(file, arrow.schema, write_page_checksum=True)
             writer.write_table(arrow)
         if writer is not None:
             writer.close()

@@ -34,7 +34,7 @@ class Held:
     """The lock of a run directory, which the system lets go when its process ends, however that happens."""
 
     def __init__(self, run: Path):
-        self.run, self._lock = run, None
+        self.run, self._lock = run, None            # type: Path, FileLock | None
 
     def take(self) -> None:
         """Take the run, if it is not taken already by this object; StoreError says who has it."""

@@ -1,9 +1,10 @@
 """The text of a journal: one checksummed line per reading, then one commit line per comparison.
 
     {"row":{…},"crc":"9a3b01ff"}          crc: CRC-32 (hex) of the JSON text between "row": and ,"crc"
-    {"commit":{"comparison_id":"…","count":2},"crc":"…"}
+    {"commit":{"comparison_id":"…","count":2,"rows":"5c02…"},"crc":"…"}     rows: CRC-32 of its row lines, in order
 
-Only a comparison whose commit line is whole and whose count agrees exists; all else is dropped and said.
+Only a comparison whose commit line is whole and agrees with its rows exists; all else is dropped and said. The first
+journals of kvlab had no "rows" in their commit lines.
 """
 from __future__ import annotations
 
@@ -36,11 +37,16 @@ def encode(comparison_id: str, rows: Iterable[dict[str, Any]]) -> bytes:
     """The lines of one comparison, commit line last; blank columns ("" and None) are left out."""
     lines = [_line(_ROW, {name: value for name, value in row.items() if value is not None and value != ""})
              for row in rows]
-    return b"".join(lines) + _line(_COMMIT, {"comparison_id": comparison_id, "count": len(lines)})
+    commit = {"comparison_id": comparison_id, "count": len(lines), "rows": _sum(lines)}
+    return b"".join(lines) + _line(_COMMIT, commit)
+
+
+def _sum(lines: Iterable[bytes]) -> str:
+    return f"{zlib.crc32(b''.join(lines)):08x}"
 
 
 def _decode(line: bytes) -> tuple[bytes, Any] | None:
-    """The content of a line with its start: a complete row, or (comparison_id, count).
+    """The content of a line with its start: a complete row, or (comparison_id, count, checksum of its rows or None).
 
     None if any byte of it is not as it was written, or if it was not written by kvlab.
     """
@@ -53,7 +59,7 @@ def _decode(line: bytes) -> tuple[bytes, Any] | None:
         if start == _ROW:
             return start, complete(content)
         name, count = content["comparison_id"], content["count"]
-        return (start, (name, count)) if type(name) is str and type(count) is int else None
+        return (start, (name, count, content.get("rows"))) if type(name) is str and type(count) is int else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -81,12 +87,12 @@ def read(lines: Iterable[bytes], problems: list[str]) -> Iterator[Committed]:
             pending.setdefault(content["comparison_id"], []).append(content)
             kept.setdefault(content["comparison_id"], []).append(line)
             continue
-        name, count = content
+        name, count, rows_sum = content
         rows, own = pending.pop(name, []), kept.pop(name, [])
         if name in seen:
             problems.append(f"readings.jsonl line {number}: comparison {name!r} is committed a second time; "
                             "the first is kept")
-        elif len(rows) != count:
+        elif len(rows) != count or rows_sum not in (None, _sum(own)):    # a line lost, doubled or moved
             pending[name] = rows
         if damaged or pending:
             problems.append(_dropped(damaged, list(pending), f"line {number}"))

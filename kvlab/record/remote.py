@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeGuard
 
 from kvlab.folders import cache_folder
 from kvlab.record.export import StoreError, atomic_file, atomic_write
@@ -27,7 +27,7 @@ _OWN = {LOCK, OWNER, HERE, JOURNAL}                             # what is not co
 _LOG = "worker.log"
 
 
-def is_url(place: Path | str) -> bool:
+def is_url(place: Path | str) -> TypeGuard[str]:
     """Whether a place is an fsspec URL such as s3://bucket/runs, and not a path."""
     return isinstance(place, str) and "://" in place
 

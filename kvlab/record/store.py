@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab.record import journal
-from kvlab.record.environment import Manifest
-from kvlab.record.export import StoreError, atomic_file, atomic_write, explained, uninterrupted, write_parts
+from kvlab.record.environment import Manifest, opened_file
+from kvlab.record.export import FORMULA, StoreError, atomic_file, atomic_write, explained, uninterrupted, write_parts
 from kvlab.record.held import Held
 from kvlab.record.migrate import check_schema_version, migrated, version_of
-from kvlab.record.reading import COLUMNS, READING, SCHEMA_VERSION, Reading, complete, table
+from kvlab.record.reading import COLUMNS, KINDS, READING, SCHEMA_VERSION, STATUSES, Reading, complete, table
 from kvlab.record.remote import Mirror, fetched, is_url, local_place, mark, opened
 from kvlab.registry import no_such
 
@@ -104,6 +104,10 @@ class RunStore:
     def artifacts(self) -> Path:
         """The run directory, with samples/, traces/ and figures/ in it: a reading's `artifact` is relative to it."""
         with explained(self.path):
+            for name in ("samples", "traces", "figures", "telemetry", "worker.log"):
+                if (self.path / name).is_symlink():         # a stranger's run could have anything overwritten
+                    raise StoreError(errno.ELOOP, f"{self.path / name} is a link, and kvlab writes to none in a run; "
+                                                  "remove it, or start a new run")
             for name in ("samples", "traces", "figures"):
                 (self.path / name).mkdir(exist_ok=True)
         return self.path
@@ -136,7 +140,8 @@ class RunStore:
             raise ValueError(f"comparison {comparison_id!r} is already committed (or empty); a resumed run skips "
                              "those in `committed`")
         own = {"run_id": self.manifest.run_id, "study": self.manifest.study, "comparison_id": comparison_id}
-        full, units = [], {}
+        full: list[dict[str, Any]] = []
+        units: dict[str, str] = {}
         for given in rows:
             if (given.get("comparison_id") or comparison_id) != comparison_id:
                 raise ValueError(f"a row of comparison {given['comparison_id']!r} was given with {comparison_id!r}")
@@ -221,7 +226,8 @@ def read_workers(run: Path) -> dict[str, dict[str, Any]]:
     """The environments in a run's workers.json by worker; empty where the run was made on one machine."""
     path = run / _WORKERS
     try:
-        found = json.loads(path.read_bytes())
+        with opened_file(path) as file:
+            found = json.load(file)
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -240,7 +246,7 @@ def _size(path: Path) -> int:
 def _lines(path: Path, end: int | None = None) -> Iterator[bytes]:
     """The lines of a journal up to a byte (all of them); none where the run was killed before there was one."""
     try:
-        with path.open("rb") as file:
+        with opened_file(path) as file:
             for line in file:
                 if end is not None and end <= 0:
                     return
@@ -309,16 +315,16 @@ def _from_parquet(path: Path, lines: int) -> Iterator[pd.DataFrame]:
     import pyarrow
     import pyarrow.parquet
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             version = (file.schema_arrow.metadata or {}).get(b"kvlab.schema_version", b"unknown").decode()
             known = check_schema_version(int(version) if version.isdigit() else version, str(path))
             if file.metadata.num_rows == 0:
                 yield _typed(file.schema_arrow.empty_table().to_pandas(), path, known)
             for batch in file.iter_batches(lines):
                 yield _typed(pyarrow.Table.from_batches([batch]).to_pandas(), path, known)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as Parquet ({error}); in a run directory, delete it and the journal "
-                         "is read instead") from None
+    except (pyarrow.ArrowException, OSError, TypeError, LookupError, AttributeError) as error:   # as damage has it
+        raise ValueError(f"{path} cannot be read as Parquet ({' '.join(str(error).split())}); in a run directory, "
+                         "delete it and the journal is read instead") from None
 
 
 def _from_csv(path: Path) -> pd.DataFrame:
@@ -326,8 +332,12 @@ def _from_csv(path: Path) -> pd.DataFrame:
     numbers = {name: [""] for name, dtype in COLUMNS.items() if dtype != "string"}
     try:
         names = pd.read_csv(path, nrows=0).columns
-        return _typed(pd.read_csv(path, dtype={name: COLUMNS.get(name, "string") for name in names},
-                                  keep_default_na=False, na_values=numbers), path, version_of(names))
+        frame = pd.read_csv(path, dtype={name: COLUMNS.get(name, "string") for name in names},
+                            keep_default_na=False, na_values=numbers)
+        for name in frame.columns:                           # the quote before a formula: see write_csv
+            if frame[name].dtype == "string":
+                frame[name] = frame[name].str.replace(rf"^'(?={FORMULA[2:]})", "", regex=True)
+        return _typed(frame, path, version_of(names))
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as CSV ({error})") from None
 
@@ -339,7 +349,12 @@ def _typed(frame: pd.DataFrame, path: Path, version: int) -> pd.DataFrame:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(f"{path} is not the result table of this kvlab: missing or unknown columns "
                          f"{', '.join(wrong[:5])}{more}; give a run directory, or a table that kvlab wrote")
-    return frame[list(COLUMNS)].astype(COLUMNS)
+    typed = frame[list(COLUMNS)].astype(COLUMNS)
+    for name, allowed in (("kind", KINDS), ("status", STATUSES)):
+        if odd := set(typed[name].unique()) - {*allowed, ""}:
+            raise ValueError(f"{path} has a {name} {sorted(odd, key=str)[0]!r}, which kvlab does not know; allowed: "
+                             f"{', '.join(allowed)}")
+    return typed
 
 
 def find_run(text: str, parent: Path | str) -> Path:

@@ -9,6 +9,7 @@ import errno
 import gc
 import gzip
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from kvlab.record.export import StoreError
 from kvlab.record.simulated_trace import Simulated, is_simulated, simulated
 
 MOST_BYTES = 2**28              # of JSON text; Python takes about ten times as much memory to hold it
+MOST_PACKED = 200               # times a packed file's own size beyond 16 MiB: traces reach 40, gzip's limit is 1,000
 MOST_EVENTS = 2_000_000
 OPERATORS, KERNELS = {"cpu_op"}, {"kernel", "gpu_memcpy", "gpu_memset"}
 LAUNCHES, RANGES = {"cuda_runtime", "cuda_driver"}, {"user_annotation"}
@@ -64,7 +66,8 @@ def read_trace(path: Path | str) -> Trace:
     """A trace from a .json or .json.gz file: an object with traceEvents, or a bare list of events.
 
     Refused in one sentence: a file that is not there (StoreError), one that is no Chrome trace, more than MOST_BYTES of
-    JSON (also when it only unpacks to that). A file that ends in the middle gives the whole events before, and says so.
+    JSON (also when it only unpacks to that), what unpacks to very much more than it is. A file that ends in the middle
+    gives the whole events before, and says so.
     """
     with no_collector():
         return trace_of(*load(path))
@@ -74,6 +77,9 @@ def load(path: Path | str, most: int = MOST_BYTES) -> tuple[dict[str, Any], list
     """The trace's object as it is written (a bare list becomes one), and what was wrong with the file."""
     path = Path(path)
     text, problems = _text(path, most)
+    if 192 * text.count(b"{") + 72 * text.count(b"[") > 10 * len(text) + 2**20:    # they may take 25 times as much
+        raise ValueError(f"{path} is no Chrome trace: it is nested too deeply, or holds little but "
+                         "empty lists and objects")
     with no_collector():
         try:
             data = _parsed(text, problems)
@@ -112,6 +118,7 @@ def _text(path: Path, most: int) -> tuple[bytes, list[str]]:
     with open(path, "rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
+        most_packed = max(2**24, MOST_PACKED * os.fstat(raw.fileno()).st_size) if packed else 2 * most
         with gzip.GzipFile(fileobj=raw) if packed else contextlib.nullcontext(raw) as file:
             while size <= most:
                 try:
@@ -123,6 +130,8 @@ def _text(path: Path, most: int) -> tuple[bytes, list[str]]:
                     break
                 pieces.append(piece)
                 size += len(piece)
+                if size > most_packed:
+                    raise ValueError(f"{path} unpacks to more than {MOST_PACKED} times its bytes, as no trace does")
     if size > most:
         raise ValueError(f"{path} holds more than {most:,} bytes of JSON, which kvlab does not read; open it in "
                          "ui.perfetto.dev, or profile fewer calls")

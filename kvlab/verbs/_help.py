@@ -10,7 +10,7 @@ COLUMNS = {"max_content_width": 100}
 # verbs in the order of the groups; one that none of them names is listed behind them
 GROUPS = {
     "Measure": ("measure", "check", "score", "trace", "validate-gpu"),
-    "Studies and their results": ("run", "report", "compare", "figure", "export", "claims"),
+    "Studies and their results": ("run", "query", "report", "compare", "figure", "export", "claims"),
     "Sizes and serving": ("size", "plan", "simulate", "watch", "lint"),
     "This machine": ("ls", "doctor", "lab"),
 }
