@@ -11,8 +11,8 @@ import kvlab
 
 NAMES = {
     "__version__", "AttentionShape", "Layout", "Workload", "attach", "capture", "compare", "export", "figure",
-    "findings", "gpu", "kv_format", "ledger", "load_decoder", "measure", "model_spec", "query", "read_table", "reference", "run",
-    "score", "size", "table", "trial", "wide"}
+    "findings", "gpu", "kv_format", "ledger", "load_decoder", "measure", "model_spec", "query", "read_table",
+    "reference", "run", "score", "size", "table", "trial", "wide"}
 
 
 def test_the_names_are_these_and_no_others():

@@ -13,10 +13,19 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from kvlab.hushed import hushed, hushed_words
-from kvlab.record.export import StoreError
+from kvlab.record.export import StoreError, sealed, unsealed
 from kvlab.record.migrate import check_schema_version
 from kvlab.record.reading import SCHEMA_VERSION
 from kvlab.units import MiB
@@ -242,6 +251,15 @@ class Manifest(BaseModel):
             return {name: cls._cut(item) for name, item in value.items()}
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _unchanged(cls, content: Any) -> Any:
+        return unsealed(content) if isinstance(content, dict) else content
+
+    def text(self) -> bytes:
+        """What manifest.json holds: the fields, and a checksum of them."""
+        return sealed(self.model_dump(mode="json"))
+
     @classmethod
     def read(cls, run: Path) -> Manifest:
         """The manifest of a run directory.
@@ -265,5 +283,6 @@ class Manifest(BaseModel):
             return cls.model_validate(content, context=_STORED)
         except ValidationError as error:
             first = error.errors()[0]
-            raise ValueError(f"{path} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}; the readings "
+            where = f" at {'.'.join(map(str, first['loc']))}" if first["loc"] else ""
+            raise ValueError(f"{path} is damaged{where}: {first['msg'].removeprefix('Value error, ')}; the readings "
                              "beside it can still be read: read_table of its readings.jsonl") from None

@@ -7,9 +7,10 @@ import json
 import os
 import signal
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kvlab.record.reading import SCHEMA_VERSION, schema
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from kvlab.record.anonymous import Anonymous
 
+CHECKSUM = "checksum"                                # the key of it in a JSON file
 _LINES = 2**16                                       # of a table that are turned into text at once
 FORMULA = r"\A('*[=+\-@\t])"                         # what a spreadsheet runs, with the quotes that keep it from that
 _FULL = ("there is no space left", "free some space, or choose another folder")
@@ -104,6 +106,23 @@ def atomic_write(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def sealed(content: dict[str, Any]) -> bytes:
+    """The content as JSON with a checksum of it, by which `unsealed` sees that it was damaged."""
+    return json.dumps({**content, CHECKSUM: _checksum(content)}, indent=2).encode()
+
+
+def unsealed(content: dict[str, Any]) -> dict[str, Any]:
+    """The content without its checksum, which must agree (ValueError) where there is one: the first files had none."""
+    content = dict(content)
+    if content.pop(CHECKSUM, "") not in ("", _checksum(content)):
+        raise ValueError("its checksum does not agree: something changed it")
+    return content
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+
+
 def write_csv(table: pd.DataFrame | Iterable[pd.DataFrame], path: Path | str) -> None:
     """Any table, or its parts one after another, as UTF-8 CSV without an index; text in quotes.
 
@@ -149,32 +168,36 @@ def write_parquet(table: pd.DataFrame, path: Path | str) -> None:
     write_parts(lambda: [table], path)
 
 
-def write_parts(parts: Callable[[], Iterable[pd.DataFrame]], path: Path | str) -> None:
+def write_parts(parts: Callable[[], Iterable[pd.DataFrame]], path: Path | str,
+                units: dict[str, str] | None = None) -> None:
     """A result table in parts as `write_parquet` writes it, never held whole.
 
-    Gone through twice: the units of all metrics stand in the schema, which is written first.
+    units: of all metrics in it, which stand in the schema that is written first; None: gone through once for them.
     """
     import pyarrow
     import pyarrow.parquet
-    units, rules, writer = _units(parts()), schema(), None
+    rules, writer = schema(), None
+    if units is None:
+        units = {}
+        for part in parts():
+            _gather_units(units, part)
     with atomic_file(Path(path)) as file:
         for part in parts():
+            _gather_units(dict(units), part)
             arrow = pyarrow.Table.from_pandas(rules.validate(part), preserve_index=False)
-            arrow = arrow.replace_schema_metadata({**arrow.schema.metadata, "kvlab.units": json.dumps(units),
+            arrow = arrow.replace_schema_metadata({"kvlab.units": json.dumps(units),     # pandas' own says no more
                                                    "kvlab.schema_version": str(SCHEMA_VERSION)})
-            writer = writer or pyarrow.parquet.ParquetWriter(file, arrow.schema, write_page_checksum=True)
+            writer = writer or pyarrow.parquet.ParquetWriter(file, arrow.schema, compression="zstd",
+                                                             write_page_checksum=True)
             writer.write_table(arrow)
         if writer is not None:
             writer.close()
 
 
-def _units(parts: Iterable[pd.DataFrame]) -> dict[str, str]:
-    units: dict[str, str] = {}
-    for part in parts:
-        for metric, unit in part[["metric", "unit"]].drop_duplicates().itertuples(index=False):
-            if units.setdefault(metric, unit) != unit:
-                raise ValueError(f"{metric} has the units {units[metric]!r} and {unit!r}; each metric has one unit")
-    return units
+def _gather_units(units: dict[str, str], part: pd.DataFrame) -> None:
+    for metric, unit in part[["metric", "unit"]].drop_duplicates().itertuples(index=False):
+        if units.setdefault(metric, unit) != unit:
+            raise ValueError(f"{metric} has the units {units[metric]!r} and {unit!r}; each metric has one unit")
 
 
 FORMATS = {"csv": ".csv", "parquet": ".parquet", "latex": ".tex", "chrome-trace": ".trace.json.gz"}

@@ -8,9 +8,12 @@ import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvlab.record.export import StoreError, atomic_write, explained
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 LOCK, OWNER = ".lock", "owner.json"
 _PATIENCE_S = 2.0               # for one that only looks whether somebody has it, or is just going
@@ -34,7 +37,8 @@ class Held:
     """The lock of a run directory, which the system lets go when its process ends, however that happens."""
 
     def __init__(self, run: Path):
-        self.run, self._lock = run, None            # type: Path, FileLock | None
+        self.run = run
+        self._lock: BaseFileLock | None = None
 
     def take(self) -> None:
         """Take the run, if it is not taken already by this object; StoreError says who has it."""

