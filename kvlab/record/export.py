@@ -185,7 +185,7 @@ def write_parts(parts: Callable[[], Iterable[pd.DataFrame]], path: Path | str,
         for part in parts():
             _gather_units(dict(units), part)
             arrow = pyarrow.Table.from_pandas(rules.validate(part), preserve_index=False)
-            arrow = arrow.replace_schema_metadata({"kvlab.units": json.dumps(units),     # pandas' own says no more
+            arrow = arrow.replace_schema_metadata({**arrow.schema.metadata, "kvlab.units": json.dumps(units),
                                                    "kvlab.schema_version": str(SCHEMA_VERSION)})
             writer = writer or pyarrow.parquet.ParquetWriter(file, arrow.schema, compression="zstd",
                                                              write_page_checksum=True)
