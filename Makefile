@@ -42,8 +42,9 @@ bench: venv  ## the benchmark gates: a printed table and profiles/bench/bench.js
 drill: venv  ## faults on purpose (kills, full disks, damage, …): nothing lost, nothing doubled; some 10 minutes
 	.venv/bin/python -m kvlab.drill
 
-fuzz: venv  ## generated input for every parser: no crash, no hang, no flood of memory, no file outside
-	.venv/bin/python tools/fuzz.py
+fuzz: venv  ## hostile input, 100,000 for every parser: a table, findings in profiles/fuzz (an hour or more)
+	.venv/bin/python -m pip install -q atheris || echo "make fuzz: no atheris here; hypothesis alone then"
+	nice .venv/bin/python tools/fuzz.py
 
 audit:  ## known vulnerabilities in the locked versions (pip-audit; needs the advisory database)
 	$(PYTHON) -m venv build/audit

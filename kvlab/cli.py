@@ -23,6 +23,7 @@ app = typer.Typer(cls=Verbs, no_args_is_help=True, pretty_exceptions_enable=Fals
                   context_settings=COLUMNS,
                   help="A laboratory for the KV cache: every number with where it came from.",
                   epilog="Help of a verb, with examples: kvlab VERB --help")
+LONGEST = 1000                      # characters of an error
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Also = Annotated[list[str] | None, typer.Option("--also", metavar="PROBE", autocompletion=names("probes"), help="A "
                                                 "further probe of `kvlab ls probes`, such as ncu or callgrind; may "
@@ -48,18 +49,21 @@ def main() -> None:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         if isinstance(error, OSError) and error.filename and error.strerror:
             text = f"cannot read or write {error.filename}: {error.strerror}"
-        from kvlab.hushed import hushed
-        from kvlab.show import printable
-        print(f"kvlab: {printable(hushed(str(text)))}", file=sys.stderr)
+        _say(str(text))
         code = 2
     except Exception as error:
         if not hasattr(error, "format_message"):         # not one of the command-line library's own usage errors
             raise
-        from kvlab.hushed import hushed
-        from kvlab.show import printable
-        print(f"kvlab: {printable(hushed(error.format_message()))} (see kvlab --help)", file=sys.stderr)
+        _say(error.format_message(), " (see kvlab --help)")
         code = 2
     sys.exit(code or 0)
+
+
+def _say(text: str, more: str = "") -> None:
+    """One sentence on stderr, without credentials and control characters; a file's content may be in it, so cut."""
+    from kvlab.hushed import hushed
+    from kvlab.show import printable
+    print(f"kvlab: {printable(hushed(text[:4 * LONGEST]))[:LONGEST]}{more}", file=sys.stderr)
 
 
 def _print_json(data) -> None:

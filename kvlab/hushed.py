@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 HIDDEN = "HIDDEN"                               # a word, so that a URL stays one for `portable`
 # names of what is a secret; not "tokens" (a number of them), not "token_env" (the name of a variable)
-_NAME = r"(?:[\w.-]*[-_.])?(?:token|api[-_]?key|access[-_]?key|secret|password|passwd|pwd|authorization|signature|sig)"
+_NAME = (r"(?:[\w.-]{0,40}[-_.])?(?:token|api[-_]?key|access[-_]?key|secret|password|passwd|pwd|authorization|signature"
+         r"|sig)")
 _LOOKS = (
     (re.compile(r"(?<=://)[^/\s?#'\"]*@"), f"{HIDDEN}@"),                             # user:password@host
-    (re.compile(rf"(?i)((?:[?&;#]|--?){_NAME}=)[^&\s'\"#]+"), rf"\1{HIDDEN}"),        # ?token=…, --token=…
-    (re.compile(rf"(?i)(--{_NAME} )(?!-)\S+"), rf"\1{HIDDEN}"),
+    (re.compile(rf"(?i)((?:[?&;#]|(?<!-)--?){_NAME}=)[^&\s'\"#]+"), rf"\1{HIDDEN}"),        # ?token=…, --token=…
+    (re.compile(rf"(?i)((?<!-)--{_NAME} )(?!-)\S+"), rf"\1{HIDDEN}"),
     (re.compile(r"(?i)\b((?:authorization|x-api-key)['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic|token) )?|bearer )"
                 r"[^\s'\",]+"), rf"\1{HIDDEN}"),
     (re.compile(r"\b(?:hf_|sk-|gh[opsu]_|nvapi-)[A-Za-z0-9_-]{16,}"), HIDDEN),        # as they are given out

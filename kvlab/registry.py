@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 
+LONGEST = 100                   # characters of an unknown name that are repeated and compared: it may be a whole file
+
+
 def no_such(what: str, name: str, known: Iterable[str]) -> KeyError:
     """The error for an unknown name: what was given, the nearest known ones, and all of them if they fit a line."""
-    known = sorted(known)
+    known, name = sorted(known), name if len(str(name)) <= LONGEST else f"{str(name)[:LONGEST]}…"
     if not known:
         return KeyError(f"no {what} named {name!r}; there is none here yet")
     begins = [k for k in known if str(name) and k.lower().startswith(str(name).lower())]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,26 +30,43 @@ def opened(path: Path, what: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def read_json(path: Path, what: str = "a model's config.json", limit: int = CONFIG_LIMIT) -> dict:
-    """The JSON object in a file of at most `limit` bytes. Refuses what is larger, not UTF-8 or not an object."""
+def bytes_of(path: Path, what: str, limit: int) -> bytes:
+    """All of a file of at most `limit` bytes; ValueError for what is larger.
+
+    No more is taken from memory than the file has: `read(limit)` alone would ask for all of it.
+    """
     with opened(path, what) as file:
-        data = file.read(limit + 1)
+        data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
     if len(data) > limit:
         raise ValueError(f"{path} is larger than the {limit:,} bytes that kvlab reads of one; give {what}")
-    return parse_json(data, str(path), what)
+    return data
+
+
+def read_json(path: Path, what: str = "a model's config.json", limit: int = CONFIG_LIMIT) -> dict:
+    """The JSON object in a file of at most `limit` bytes. Refuses what is larger, not UTF-8 or not an object."""
+    return parse_json(bytes_of(path, what, limit), str(path), what)
+
+
+def too_dense(text: str) -> bool:
+    """Whether JSON has more lists and objects for its length than files have: of nothing else it could take 25 times
+    its bytes. Counted are 192 bytes for an object and 72 for a list, of ten times its length and 1 MiB."""
+    return 192 * text.count("{") + 72 * text.count("[") > 10 * len(text) + 2**20
 
 
 def parse_json(data: bytes, name: str, what: str) -> dict:
     """One JSON object from UTF-8 bytes. Refuses text that is none, and keys given twice with different values."""
     try:
-        found = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_once, parse_int=_whole)
+        text = data.decode("utf-8-sig")
+        if too_dense(text):
+            raise ValueError("it is nested too deeply, or holds little but empty lists and objects")
+        found = json.loads(text, object_pairs_hook=_once, parse_int=_whole)
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} is not UTF-8 text; give {what}") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{name} is not JSON ({error.msg} in line {error.lineno}); give {what}") from error
     except RecursionError as error:
         raise ValueError(f"{name} is nested too deeply to be {what}") from error
-    except ValueError as error:                     # of _once or _whole
+    except ValueError as error:                     # of _once or _whole, or too dense
         raise ValueError(f"{name} cannot be used: {error}; give {what}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{name} holds {'a list' if isinstance(found, list) else 'a single value'} instead of keys "

@@ -108,8 +108,8 @@ def in_hub_cache(name: str, unknown: str) -> Path | None:
     try:
         found = try_to_load_from_cache(name, "config.json")
     except ValueError:                      # of a text that cannot be an id
-        raise KeyError(f"{unknown}. As an id of the Hugging Face hub it has characters that none has. What may be given: "
-                       f"{GIVE}") from None
+        raise KeyError(f"{unknown}. No id of the Hugging Face hub is spelled like that either. "
+                       f"What may be given: {GIVE}") from None
     return Path(found) if isinstance(found, str) else None
 
 

@@ -59,7 +59,7 @@ def _shards(index: Path) -> list[str]:
         raise ValueError(f"{index} has no weight_map from tensors to files; give an index of safetensors shards")
     names = sorted(set(files.values()))
     for name in names:
-        if not re.fullmatch(r"[\w.-]+\.safetensors", name):
+        if not re.fullmatch(r"[\w.-]{1,200}\.safetensors", name):
             raise ValueError(f"{index} names a shard {name!r:.80}, which is not a file name beside it")
     return names
 

@@ -27,8 +27,9 @@ OPTIONAL = {
                     (None, "models from files", "pip install 'kvlab[models]'")),
     **dict.fromkeys(("jupyterlab", "ipykernel", "ipywidgets", "itables", "papermill"),
                     (None, "notebooks", "pip install 'kvlab[notebook]'")),
+    "ray": (None, "kvlab run --engine ray", "pip install 'kvlab[ray]'"),
 }
-SLOW = ("jupyterlab", "papermill")      # Python alone, and two seconds to import
+SLOW = ("jupyterlab", "papermill", "ray")       # two seconds and more to import
 # one process for all that needs torch: to load it twice would take longer than the rest of the diagnosis
 _TORCH = """
 import torch

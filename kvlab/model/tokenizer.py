@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvlab.catalog._facts import plain
-from kvlab.catalog._files import INDEX_LIMIT, opened
+from kvlab.catalog._files import INDEX_LIMIT, bytes_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -63,10 +63,7 @@ def from_file(path: Path) -> Tokenizer:
     ValueError where the file is not one, or for want of the package tokenizers.
     """
     library = _library()
-    with opened(path, "a tokenizer.json") as file:
-        data = file.read(INDEX_LIMIT + 1)
-    if len(data) > INDEX_LIMIT:
-        raise ValueError(f"{path} is larger than the {INDEX_LIMIT:,} bytes that kvlab reads of a tokenizer.json")
+    data = bytes_of(path, "a tokenizer.json", INDEX_LIMIT)
     try:
         tokenizer = library.Tokenizer.from_buffer(data)
     except Exception as error:                  # the library raises plain Exception

@@ -11,11 +11,12 @@ import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    FailFast,
     Field,
     JsonValue,
     ValidationError,
@@ -25,13 +26,14 @@ from pydantic import (
 )
 
 from kvlab.hushed import hushed, hushed_words
-from kvlab.record.export import StoreError, sealed, unsealed
+from kvlab.record.export import CHECKSUM, StoreError, sealed, unsealed
 from kvlab.record.migrate import check_schema_version
 from kvlab.record.reading import SCHEMA_VERSION
 from kvlab.units import MiB
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "OMP_WAIT_POLICY", "KMP_AFFINITY",
                      "KMP_BLOCKTIME", "GOMP_CPU_AFFINITY", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_NEVER_ASSUMED = ("study", "run_id", "created_utc", "environment")   # of a stored run: the defaults are this machine's
 _STORED = "stored"                                      # a manifest from disk: what it says was cut when it was written
 _ABSOLUTE = re.compile(r"(?:^|(?<=[=,:\s'\"]))(?!//\w)(?:[A-Za-z]:[\\/]|/(?=\S)|~(?=[A-Za-z/])|\\\\)[^=,'\"]*")
 
@@ -226,12 +228,12 @@ class Manifest(BaseModel):
     created_utc: str = Field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
     run_id: str = Field(default_factory=lambda data: f"{re.sub('[-:]', '', data['created_utc'])}-"
                                                      f"{secrets.token_hex(3)}")
-    argv: list[str] = []
+    argv: Annotated[list[str], FailFast()] = []
     size: str = ""
     device: str = ""
-    seeds: list[int] = []
-    variants: list[VariantSource] = []
-    models: list[str] = []
+    seeds: Annotated[list[int], FailFast()] = []
+    variants: Annotated[list[VariantSource], FailFast()] = []
+    models: Annotated[list[str], FailFast()] = []
     options: dict[str, JsonValue] = {}
     environment: dict[str, JsonValue] = Field(default_factory=environment)
 
@@ -279,6 +281,12 @@ class Manifest(BaseModel):
                              "read_table of its readings.jsonl") from None
         version = content.get("schema_version") if isinstance(content, dict) else None
         check_schema_version(version, str(run))
+        fields = {*cls.model_fields, CHECKSUM}
+        for name in (*_NEVER_ASSUMED, *content):            # before all else: each of a stranger's would be an error
+            if name not in content or name not in fields:
+                what = "unknown" if name in content else "missing"
+                raise ValueError(f"{path} is damaged: {name!r:.40} is {what}; the readings beside it can still be "
+                                 "read: read_table of its readings.jsonl")
         try:
             return cls.model_validate(content, context=_STORED)
         except ValidationError as error:

@@ -40,9 +40,14 @@ class Held:
         self.run = run
         self._lock: BaseFileLock | None = None
 
+    @property
+    def taken(self) -> bool:
+        """Whether this object holds the run."""
+        return self._lock is not None
+
     def take(self) -> None:
         """Take the run, if it is not taken already by this object; StoreError says who has it."""
-        if self._lock is not None:
+        if self.taken:
             return
         from filelock import FileLock, Timeout
         lock = FileLock(self.run / LOCK)

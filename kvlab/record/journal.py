@@ -17,6 +17,7 @@ from kvlab.record.reading import complete
 
 _ROW, _COMMIT, _CRC = b'{"row":', b'{"commit":', b',"crc":"'
 _TAIL = len(_CRC) + 8 + 2                                                   # ,"crc":"xxxxxxxx"}
+_LONG = 80                                                                  # characters of one of their names
 _NAMED = 5                                                                  # lines or comparisons that a sentence lists
 _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -114,5 +115,5 @@ def _dropped(damaged: list[int], names: list[str], where: str) -> str:
 
 
 def _some(names: Iterable[str]) -> str:
-    names = list(names)
+    names = [name if len(name) <= _LONG else f"{name[:_LONG]}…" for name in names]
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

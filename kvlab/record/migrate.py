@@ -21,7 +21,7 @@ def check_schema_version(got: Any, where: str) -> int:
         return got
     newer = "a newer kvlab wrote them: upgrade" if type(got) is int and got > SCHEMA_VERSION else \
         "read them with the kvlab that wrote them, or run the study again"
-    raise ValueError(f"{where} has results of schema version {got!r}, and this kvlab reads version "
+    raise ValueError(f"{where} has results of schema version {got!r:.40}, and this kvlab reads version "
                      f"1 to {SCHEMA_VERSION}; {newer}")
 
 

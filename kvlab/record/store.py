@@ -35,6 +35,7 @@ from kvlab.registry import no_such
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow
 
 __all__ = ["RunStore", "StoreError", "find_run", "read_table"]
 _JOURNAL, _PARQUET, _WORKERS = "readings.jsonl", "readings.parquet", "workers.json"
@@ -173,12 +174,7 @@ class RunStore:
     def _write(self, lines: bytes) -> None:
         path = self.path / _JOURNAL
         if self._rewrite or not path.exists():
-            with atomic_file(path) as file:
-                for one in self._comparisons():
-                    file.writelines(one.lines)
-            self._end, self._rewrite = _size(path), False
-            if self._mirror:
-                self._mirror.restart()
+            self._clean()
         if self.manifest.schema_version != SCHEMA_VERSION:  # rows of today's version follow
             self.manifest = self.manifest.model_copy(update={"schema_version": SCHEMA_VERSION})
             atomic_write(self.path / "manifest.json", self.manifest.text())
@@ -199,6 +195,16 @@ class RunStore:
                     file.truncate(self._end)                # what the caller believes lost must not come back
                 raise
         self._end += len(lines)
+
+    def _clean(self) -> None:
+        """Write the journal again, without what was dropped from it."""
+        path = self.path / _JOURNAL
+        with atomic_file(path) as file:
+            for one in self._comparisons():
+                file.writelines(one.lines)
+        self._end, self._rewrite = _size(path), False
+        if self._mirror:
+            self._mirror.restart()
 
     def met(self, worker: str, environment: dict[str, Any]) -> None:
         """Note the environment of a worker that measures for this run; its rows carry `worker`."""
@@ -226,6 +232,8 @@ class RunStore:
     def close(self) -> None:
         """Write readings.parquet, checked, and let the run go; it can be opened and appended to again."""
         try:
+            if self._rewrite and self._held.taken:          # damage that cost nothing, such as a comparison twice
+                self._clean()
             write_parts(lambda: _tables(self._comparisons()), self.path / _PARQUET, self._units)
             if self._mirror and self._mirror.taken:
                 self._mirror.let_go()
@@ -336,12 +344,21 @@ def _from_parquet(path: Path, lines: int) -> Iterator[pd.DataFrame]:
             version = (file.schema_arrow.metadata or {}).get(b"kvlab.schema_version", b"unknown").decode()
             known = check_schema_version(int(version) if version.isdigit() else version, str(path))
             if file.metadata.num_rows == 0:
-                yield _typed(file.schema_arrow.empty_table().to_pandas(), path, known)
+                yield _typed(_frame(file.schema_arrow.empty_table()), path, known)
             for batch in file.iter_batches(lines):
-                yield _typed(pyarrow.Table.from_batches([batch]).to_pandas(), path, known)
-    except (pyarrow.ArrowException, OSError, TypeError, LookupError, AttributeError) as error:   # as damage has it
+                yield _typed(_frame(pyarrow.Table.from_batches([batch])), path, known)
+    except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read as Parquet ({' '.join(str(error).split())}); in a run directory, "
                          "delete it and the journal is read instead") from None
+
+
+def _frame(arrow: pyarrow.Table) -> pd.DataFrame:
+    """By the columns' own types: what pandas notes beside them has no checksum."""
+    import pandas as pd
+    import pyarrow
+    types = {pyarrow.string(): pd.StringDtype(), pyarrow.large_string(): pd.StringDtype(),
+             pyarrow.int64(): pd.Int64Dtype()}
+    return arrow.replace_schema_metadata(None).to_pandas(types_mapper=types.get)
 
 
 def _from_csv(path: Path) -> pd.DataFrame:
@@ -366,7 +383,11 @@ def _typed(frame: pd.DataFrame, path: Path, version: int) -> pd.DataFrame:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(f"{path} is not the result table of this kvlab: missing or unknown columns "
                          f"{', '.join(wrong[:5])}{more}; give a run directory, or a table that kvlab wrote")
-    typed = frame[list(COLUMNS)].astype(COLUMNS)
+    try:
+        typed = frame[list(COLUMNS)].astype(COLUMNS)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not the result table of this kvlab: a column holds another type ({error}); give a "
+                         "run directory, or a table that kvlab wrote") from None
     for name, allowed in (("kind", KINDS), ("status", STATUSES)):
         if odd := set(typed[name].unique()) - {*allowed, ""}:
             raise ValueError(f"{path} has a {name} {sorted(odd, key=str)[0]!r}, which kvlab does not know; allowed: "

@@ -139,7 +139,9 @@ def table(content: str) -> Case:
         elif cells[0] == "Metric" or header is None:
             header = cells
         elif header[0] == "Metric":
-            name, unit = cells[0].removesuffix(")").rsplit(" (", 1) if cells[0].endswith(")") else (cells[0], "")
+            name, unit = cells[0], ""
+            if name.endswith(")"):
+                name, _, unit = name.removesuffix(")").rpartition(" (")
             row = dict(zip(header[1:], map(_cell, cells[1:]), strict=False))
             if name in _HEADERS and unit in _SCALES:
                 case.stats[_HEADERS[name]] = {

@@ -25,7 +25,7 @@ EXPR = re.compile(r"[\"']?\bexpr[\"']?\s*:")
 NEXT_KEY = re.compile(r"\s*$|\s*(?:- +)?[\"']?[A-Za-z_][\w.-]*[\"']?\s*:(?:\s|$)")
 MAX_EXPRESSION = 50                                          # lines, each way
 MAX_PROSE = 2000                                             # characters of a line that can be a sentence
-RECORD = re.compile(r"^[ \t]*-?[ \t]*record:\s*[\"']?([A-Za-z_:][\w:]*)", re.M)
+RECORD = re.compile(r"^[ \t]*(?:-[ \t]*)?record:\s*[\"']?([A-Za-z_:][\w:]*)", re.M)
 
 
 def metrics(text: str, line: int, promql_file: bool = False) -> list[Mention]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import tokenize
+import warnings
 from collections import Counter
 from dataclasses import replace
 from io import StringIO
@@ -18,14 +19,19 @@ from kvlab.serving._lint_shell import arguments, commands
 
 CALL = re.compile(r"(?<![\w.])((?:\w+\.)*)(" + "|".join(CALLABLES) + r")\(")
 MAX_CALL = 8000
-MAX_UNCLOSED = 200
+MAX_PARSED = 2**19              # characters: a tree takes some 200 times as many bytes
+MAX_UNCLOSED = 100              # calls of a text that do not close or parse: each costs up to MAX_CALL
 ROOTS = {"vllm": "vllm", "sglang": "sglang", "sgl": "sglang"}
 
 
 def parsed(source: str) -> ast.Module | None:
-    """The tree, or None for what is not Python (or nests deeper than the parser goes)."""
+    """The tree, or None for what is not Python (or is too long, or nests deeper than the parser goes)."""
+    if len(source) > MAX_PARSED:
+        return None
     try:
-        return ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")             # Python's own, of `1and` or "\\d": they are the file's matter
+            return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -176,21 +182,26 @@ def calls_in_text(text: str, line: int, known: dict[str, str]) -> list[Mention]:
     known.update({name: module + "." + name for module, names in
                   re.findall(r"^[ \t]*from[ \t]+(vllm|sglang|tensorrt_llm)[\w.]*[ \t]+import[ \t]+([\w, ]+)",
                              text, re.M)
-                  for name in re.split(r"\s*,\s*", names.strip())})
-    unclosed, at, seen = 0, line, 0
+                  for name in map(str.strip, names.split(","))})
+    unclosed, at, seen, read = 0, line, 0, 0
     for match in CALL.finditer(text):
+        if match.start() < read:                             # inside a call that was read whole
+            continue
         if re.search(r"\b(?:class|def)\s+$", text[max(0, match.start() - 20):match.start()]):
             continue
         body = _balanced(text[match.end() - 1:match.end() - 1 + MAX_CALL])
         at, seen = at + text.count("\n", seen, match.start()), match.start()
-        if not body:
+        told = re.sub(r"(?<![=\s])(\s*)\.\.\.", r"\1**_", body)         # what is left out
+        tree = body and parsed(match[1] + match[2] + told)
+        if not tree or not tree.body or not isinstance(tree.body[0], ast.Expr):
             unclosed += 1
             if unclosed > MAX_UNCLOSED:
                 break
             continue
-        tree = parsed(match[1] + match[2] + re.sub(r"(?<![=\s])(\s*)\.\.\.", r"\1**_", body))     # what is left out
-        if tree and tree.body and isinstance(tree.body[0], ast.Expr) and isinstance(tree.body[0].value, ast.Call):
-            found += _keywords(tree.body[0].value, known, at)
+        read = match.end() - 1 + len(body)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                found += _keywords(node, known, at)
     return found
 
 

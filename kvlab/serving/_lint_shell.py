@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from kvlab.serving._lint_mention import Mention
 
+MAX_COMMANDS = 1000                                          # of one line: each is looked at with all that is before it
 SERVE, BENCH, ANY = ("serve",), ("serve", "bench"), ("serve", "bench", "other", "diffusion")
 START = r"(?<![\w./-])"
 COMMANDS = [                                                 # (pattern, engine, scopes of its flags)
@@ -24,7 +26,8 @@ COMMANDS = [                                                 # (pattern, engine,
     (START + r"text-generation-launcher\b", "tgi", SERVE),
     (START + r"trtllm-serve\b", "tensorrt_llm", SERVE),
     (r"(?<![\w-])llama-server(?:\.exe)?(?![\w-])", "llama.cpp", SERVE)]
-IMAGES = [(r"(?:(?<![\w.-])|(?<=:-))(?:[\w.-]+/)*vllm/vllm-(?:openai|cpu|tpu)[\w-]*(?:[:@][\w.:-]+)?", "vllm", SERVE),
+IMAGES = [(r"(?:(?<![\w.-])|(?<=:-))(?:[\w.-]+/){0,6}vllm/vllm-(?:openai|cpu|tpu)[\w-]*(?:[:@][\w.:-]+)?", "vllm",
+           SERVE),
           (r"(?<![\w.-])(?:ghcr\.io/)?huggingface/text-generation-inference(?:[:@][\w.:-]+)?", "tgi", SERVE),
           (r"(?<![\w.-])ghcr\.io/[\w-]+/llama\.cpp:server[\w.-]*", "llama.cpp", SERVE)]
 COMMAND = re.compile("|".join(f"(?P<c{i}>{pattern})" for i, (pattern, _, _) in enumerate(COMMANDS + IMAGES)))
@@ -80,19 +83,21 @@ def flags_of(text: str, engine: str, scopes: tuple[str, ...], line_of) -> list[M
     return [Mention("flag", match.group(1), line_of(match.start(1)), engine, scopes) for match in FLAG.finditer(text)]
 
 
-def flags_before_end(text: str, whose: tuple[str, tuple[str, ...]], numbers: list[int]) -> list[Mention]:
-    """The long flags of a command's rest up to where another command begins. numbers: each character's line."""
+def flags_before_end(text: str, whose: tuple[str, tuple[str, ...]], numbers: list[int], start: int = 0
+                     ) -> list[Mention]:
+    """The long flags of a command's rest up to where another command begins. numbers: each character's line, that of
+    the first at `start`."""
     for limit in (END, NEXT_COMMAND):
         if cut := limit.search(text):
             text = text[:cut.start()]
-    return flags_of(text, *whose, line_of=numbers.__getitem__)
+    return flags_of(text, *whose, line_of=lambda at: numbers[start + at])
 
 
 def commands(text: str, line: int | list[int]) -> list[Mention]:
     """Flags of every engine command in a text. line: of its first row, or of each character of a text in one row."""
     found = []
     for _, joined, numbers in [(0, text, line)] if isinstance(line, list) else logical_lines(text, line):
-        matches = list(COMMAND.finditer(joined))
+        matches = list(islice(COMMAND.finditer(joined), MAX_COMMANDS))
         for index, match in enumerate(matches):
             start, stop = match.end(), matches[index + 1].start() if index + 1 < len(matches) else len(joined)
             rest = joined[start:stop]
@@ -100,7 +105,7 @@ def commands(text: str, line: int | list[int]) -> list[Mention]:
                 continue                                     # pulled, built or given a command of its own
             if (quote := joined[match.start() - 1:match.start()]) in ("'", '"') and quote in rest:
                 rest = rest[:rest.index(quote)]
-            found += flags_before_end(rest, engine_of(match), numbers[start:])
+            found += flags_before_end(rest, engine_of(match), numbers, start)
     return found
 
 

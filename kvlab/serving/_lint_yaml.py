@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from sys import intern
 
 from kvlab.serving._lint_mention import Mention
 from kvlab.serving._lint_shell import COMMAND, FLAG, commands, engine_of, flags_before_end
@@ -84,11 +85,13 @@ class _Mappings:
 
     def __init__(self, rows: list[str]):
         self.rows = rows
-        matches = [KEY.match(row) for row in rows]
-        self.keys = [m["key"].lower() if m else "" for m in matches]
+        self.keys, self.columns, self._words = [], [], {}
+        for row in rows:                                     # a list of matches would take ten times the text
+            match = KEY.match(row)
+            self.keys.append(intern(match["key"].lower()) if match else "")
+            self.columns.append(len(match["dash"]) if match else -1)
         self.outer = [len(row) - len(row.lstrip()) if row.strip() and not row.lstrip().startswith("#") else 10**6
                       for row in rows]
-        self.columns = [len(m["dash"]) if m else -1 for m in matches]
 
     def engine(self, at: int) -> Whose | None:
         """Whose flags the list under the key in row `at` holds; None if nothing tells."""
@@ -134,12 +137,14 @@ class _Mappings:
 
     def words(self, at: int) -> str:
         """What stands under the key in row `at`, without the marks of lists."""
+        if at in self._words:                                # every key beside it asks
+            return self._words[at]
         last = at + 1
         while last < len(self.rows) and last - at < MAX_ROWS and not (
                 self.outer[last] < self.columns[at] or (self.keys[last] and self.columns[last] <= self.columns[at])):
             last += 1
         text = re.sub(r"(?m)^\s*(?:- +)*[\w.-]+\s*:(?=\s|$)|^\s*- +|[\"',\[\]]", " ", "\n".join(self.rows[at:last]))
-        return re.sub(r"\s+", " ", text)
+        return self._words.setdefault(at, re.sub(r"\s+", " ", text))
 
     def _parent(self, at: int) -> int | None:
         """The nearest key above that stands further left."""

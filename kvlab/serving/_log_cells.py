@@ -65,7 +65,7 @@ def numbers(row: Mapping, column: str) -> list[Number]:
         half = 0.5 * 10.0**-len(digits.partition(".")[2]) * scale
         if about and "." not in digits and scale == 1:
             half = 0.5 * 10.0**(len(digits) - len(digits.rstrip("0")))
-        if math.isfinite(float(digits)):
+        if math.isfinite(float(digits) * scale):
             found.append(Number(float(digits) * scale, half))
     return found
 

@@ -79,8 +79,11 @@ def other_state_dtype(case: Case, setting: Setting) -> Iterator[Setting]:
 
 def other_swap(case: Case, setting: Setting) -> Iterator[Setting]:
     """--swap-space in whole GiB, where the table does not say: only where a GiB holds so many blocks that it tells."""
-    if case.swap is None and case.cpu_blocks and GiB / model_of(case.spec, setting).block_bytes >= 16:
+    block_bytes = model_of(case.spec, setting).block_bytes
+    if case.swap is None and case.cpu_blocks and GiB / block_bytes >= 16:
         for gib in range(1, MOST_SWAP_GIB + 1):
+            if gib * GiB // (block_bytes * setting.latents) != case.cpu_blocks:
+                continue                                            # it would not meet, whatever else is changed
             yield _because(setting, f"swap space of {gib} GiB instead of the default 4", swap_gib=gib)
 
 

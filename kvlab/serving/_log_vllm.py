@@ -104,13 +104,20 @@ def baselines(case: Case) -> Iterator[Setting]:
                                       flight, wording, wording != "blocks", prefix)
 
 
+def model_of(spec: ModelSpec | None, setting: Setting) -> BlockModel:
+    return _model(spec, setting.kv_format, setting.block_size, setting.tp, setting.pp, setting.max_len, setting.batched,
+                  setting.in_flight_batches, setting.speculative, setting.draft_layers, setting.prefix_caching,
+                  setting.state_dtype_bytes, setting.groups)
+
+
 @lru_cache(maxsize=4096)
-def model_of(spec: ModelSpec, setting: Setting) -> BlockModel:
-    return block_model(spec, kv_format=setting.kv_format, block_size=setting.block_size, tp=setting.tp, pp=setting.pp,
-                       max_len=setting.max_len, max_batched_tokens=setting.batched,
-                       in_flight_batches=setting.in_flight_batches, speculative_tokens=setting.speculative,
-                       draft_layers=setting.draft_layers, prefix_caching=setting.prefix_caching,
-                       state_dtype_bytes=setting.state_dtype_bytes, hybrid=setting.groups)
+def _model(spec, kv_format, block_size, tp, pp, max_len, batched, in_flight, speculative, draft_layers, prefix_caching,
+           state_dtype_bytes, groups) -> BlockModel:
+    """The blocks of what of a setting changes them: hundreds of settings of a line share a few models."""
+    return block_model(spec, kv_format=kv_format, block_size=block_size, tp=tp, pp=pp, max_len=max_len,
+                       max_batched_tokens=batched, in_flight_batches=in_flight, speculative_tokens=speculative,
+                       draft_layers=draft_layers, prefix_caching=prefix_caching, state_dtype_bytes=state_dtype_bytes,
+                       hybrid=groups)
 
 
 @dataclass(frozen=True, slots=True)

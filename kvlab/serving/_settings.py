@@ -1,7 +1,6 @@
 """How an engine is started: what may be set, vLLM's own defaults for the rest; and how many requests blocks hold."""
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from kvlab.catalog.gpus import GPUSpec
@@ -12,6 +11,7 @@ from kvlab.serving.block_model import BlockModel, block_model
 from kvlab.shapes import ModelSpec, positive
 from kvlab.units import GiB
 
+MOST_GIB = 2**30                # of what is given in GiB: an exbibyte
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -52,8 +52,8 @@ class Settings:
                             (("non_torch_gib", "activation_gib", "graphs_gib"), "of at least 0")):
             for name in names:
                 value = getattr(self, name)
-                if value is not None and not (0 <= value < math.inf and (value or most != "above 0")):
-                    raise ValueError(f"{name}={value:g} must be a number {most}")
+                if value is not None and not (0 <= value <= MOST_GIB and (value or most != "above 0")):
+                    raise ValueError(f"{name}={value:g} must be a number {most} and at most {MOST_GIB:,} GiB")
         if self.blocks is not None and self.pool_gib is not None:
             raise ValueError("blocks and pool_gib say the same; give one of them")
         if self.weight_bits not in (None, *BITS):

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
+from kvlab.catalog._files import too_dense
 from kvlab.registry import no_such
 from kvlab.serving._trace_lines import BadLine
 from kvlab.serving.request import Request
 
 MOST_TOKENS = 10**8             # of one prompt or answer; the longest context of a model known is 10⁷
+MOST_COLUMNS = 1000
 MOONCAKE_PIECE = 512            # tokens per hash id
 _OWN = {field.name for field in fields(Request)}
 _OWN_NEEDED = ("id", "arrival_s", "prompt_tokens", "output_tokens")
@@ -129,6 +131,8 @@ def json_object(text: str | BadLine) -> Record:
     long numbers or deep nesting."""
     if isinstance(text, BadLine):
         raise text
+    if too_dense(text):
+        raise ValueError("is nested too deeply, or holds little but empty lists and objects")
     try:
         found = json.loads(text, parse_constant=_no_constant, parse_int=_int)
     except json.JSONDecodeError as error:
@@ -145,6 +149,8 @@ def _allowed() -> str:
 
 
 def _cells(text: str) -> list[str]:
+    if text.count(",") > MOST_COLUMNS:
+        raise ValueError(f"has more than {MOST_COLUMNS:,} values")
     try:
         return [cell.strip() for cell in next(csv.reader([text], strict=True))]
     except csv.Error as error:

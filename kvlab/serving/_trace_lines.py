@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -14,7 +15,18 @@ from typing import BinaryIO
 from kvlab.catalog._files import opened
 
 LONGEST_LINE = 2**20            # bytes; a Mooncake line of a million-token prompt has 20,000
+MOST_PACKED = 100               # times a packed file's own size beyond 2 MiB; traces of requests reach 20
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+class _Packed(gzip.GzipFile):
+    """A gzip file that ends with BadGzipFile where it unpacks to very much more than it is."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        if self.tell() > max(2**21, MOST_PACKED * os.fstat(self.fileno()).st_size):
+            raise gzip.BadGzipFile(f"it unpacks to more than {MOST_PACKED} times its bytes, as no trace does")
+        return data
 
 
 class BadLine(ValueError):
@@ -32,7 +44,7 @@ def lines(path: Path, what: str = "a trace") -> Generator[tuple[int, str | BadLi
         file.seek(0)
         if start in _UTF16:
             raise ValueError(f"{path} is UTF-16 text; give UTF-8 (iconv -f UTF-16 -t UTF-8)")
-        source = gzip.GzipFile(fileobj=file) if start == b"\x1f\x8b" else file
+        source = _Packed(fileobj=file) if start == b"\x1f\x8b" else file
         number = 0
         try:
             for number, data in enumerate(_raw(source), 1):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.catalog._files import opened, parse_json
+from kvlab.catalog._files import bytes_of, opened, parse_json
 from kvlab.record.reading import table as result_table
 from kvlab.serving import _bench_aiperf as aiperf
 from kvlab.serving import _bench_guidellm as guidellm
@@ -100,7 +100,7 @@ def read_bench(path: Path | str) -> Bench:
     elif path.suffix == ".csv":
         found = _csv(path)
     elif path.suffix == ".parquet":
-        found = _simulated(path, _content(path))
+        found = _simulated(path, bytes_of(path, _WHAT, LARGEST_FILE))
     else:
         found = _json(path)
     if not any(any([*case.stats.values(), case.samples, case.rates]) for case in found.cases):
@@ -147,16 +147,8 @@ def _folder(path: Path) -> Bench:
     return Bench(path, found.tool, found.version, found.model, found.cases, found.remarks)
 
 
-def _content(path: Path) -> bytes:
-    with opened(path, _WHAT) as file:
-        content = file.read(LARGEST_FILE + 1)
-    if len(content) > LARGEST_FILE:
-        raise ValueError(f"{path} is larger than the {LARGEST_FILE:,} bytes that kvlab reads; give {_WHAT}")
-    return content
-
-
 def _json(path: Path) -> Bench:
-    content = _content(path)
+    content = bytes_of(path, _WHAT, LARGEST_FILE)
     if b"\n{" in content.strip():                           # --append-result: one object a line
         return _appended(path, content)
     data = parse_json(content, str(path), _WHAT)
@@ -182,7 +174,7 @@ def _lines(path: Path) -> Bench:
     except ValueError:
         known = False
     if known and vllm.is_result(known):
-        return _appended(path, _content(path))
+        return _appended(path, bytes_of(path, _WHAT, LARGEST_FILE))
     case = Case()
     return Bench(path, "aiperf", "", "", [case], aiperf.records(path, case))
 
@@ -216,8 +208,8 @@ def _simulated(path: Path, content: bytes) -> Bench:
 
 
 def _csv(path: Path) -> Bench:
-    content = _content(path)
-    if simulated.is_table(content.split(b"\n", 1)[0].decode("utf-8-sig", "replace").strip().split(",")):
+    content = bytes_of(path, _WHAT, LARGEST_FILE)
+    if simulated.is_table(content.split(b"\n", 1)[0].decode("utf-8-sig", "replace").strip().split(",", 100)):
         return _simulated(path, content)
     try:
         said = content.decode("utf-8-sig")

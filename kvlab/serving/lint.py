@@ -164,8 +164,7 @@ def _flag(mention: Mention, table: Table, version: str) -> tuple[str, str, str, 
         spellings += [s.replace("--no-", "--", 1) for s in spellings if s.startswith("--no-")]
     found: list[Name] = [row for s in spellings for row in table.find("flag", s, mention.scopes)]
     if not found and table.engine in ("vllm", "sglang"):
-        begins = {row.name for row in table.names if row.kind == "flag" and row.scope in mention.scopes
-                  and row.exists(version) and row.name.startswith(spellings[-1])}
+        begins = [known for known in table.known("flag", version, mention.scopes) if known.startswith(spellings[-1])]
         if len(begins) == 1:
             return "ok", "", "", ""
     if name in ("--help", "--version"):

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from heapq import nlargest
 
 from kvlab.catalog import data_dir
 from kvlab.registry import no_such
@@ -52,7 +53,7 @@ class Name:
 
 def key(version: str) -> tuple[int, ...]:
     """The numbers of a version, for comparing: 0.10.2 is after 0.9.2."""
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:4])
+    return tuple(int(part[:9]) for part in re.findall(r"\d+", version)[:4])    # a tag may have any number of digits
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,16 @@ class Table:
 
     def has(self, kind: str) -> bool:
         """Whether the engine's names of a kind are in the table at all."""
-        return any(row.kind == kind for row in self.names)
+        return kind in _kinds(self.engine)
 
     def find(self, kind: str, name: str, scopes: Iterable[str] = ()) -> list[Name]:
         """Rows of exactly that name; of those scopes only where scopes are given."""
         wanted = set(scopes)
         return [row for row in _index(self.engine).get((kind, name), ()) if not wanted or row.scope in wanted]
+
+    def known(self, kind: str, version: str, scopes: Iterable[str] = ()) -> list[str]:
+        """The names that the version has, sorted."""
+        return [name for name, _ in _known(self.engine, kind, version, tuple(scopes))]
 
     def near(self, kind: str, name: str, version: str, scopes: Iterable[str] = ()) -> str:
         """The most similar name that the version has, or "" if none is similar."""
@@ -117,11 +122,29 @@ def table(engine: str) -> Table:
     return tables()[engine]
 
 
+@cache
+def _kinds(engine: str) -> frozenset[str]:
+    return frozenset(row.kind for row in table(engine).names)
+
+
 @lru_cache(maxsize=4096)
 def _near(engine: str, kind: str, name: str, version: str, scopes: tuple[str, ...]) -> str:
-    known = {row.name for row in table(engine).names if row.kind == kind and row.exists(version)
-             and (not scopes or row.scope in scopes)}
-    return next(iter(difflib.get_close_matches(name[:200], known, 1, cutoff=0.75)), "")
+    """Of the names that share most pairs of letters the most similar one: to compare with all takes 4 ms a name."""
+    pairs = _pairs(name[:200])
+    sharing = nlargest(10, _known(engine, kind, version, scopes),
+                       key=lambda known: len(pairs & known[1]) / (len(pairs) + len(known[1])))
+    return next(iter(difflib.get_close_matches(name[:200], [known for known, _ in sharing], 1, cutoff=0.75)), "")
+
+
+@lru_cache(maxsize=256)
+def _known(engine: str, kind: str, version: str, scopes: tuple[str, ...]) -> list[tuple[str, frozenset[str]]]:
+    return [(name, _pairs(name)) for name in sorted({
+        row.name for row in table(engine).names
+        if row.kind == kind and row.exists(version) and (not scopes or row.scope in scopes)})]
+
+
+def _pairs(name: str) -> frozenset[str]:
+    return frozenset(map("".join, zip(name, name[1:], strict=False)))
 
 
 @cache

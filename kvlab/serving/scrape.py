@@ -27,6 +27,7 @@ TIMEOUT_S = 5.0
 MOST_BYTES = 4 * 2**20                  # some hundred times what an engine exports; parsed in about 1.5 s
 MOST_CHARACTERS = 2**17                 # of a line: the parser's time grows with the square of a label's length
 MOST_SAMPLES = 50_000                   # of an answer: a vLLM of 64 engines has about 40,000
+LONGEST_ADDRESS = 2000
 REDIRECTS = 3
 TOKEN_ENV = "KVLAB_TOKEN"
 
@@ -58,7 +59,7 @@ class Scrape:
 
         ValueError: no such address, a limit that is no positive number, a variable that is not set, no usable token.
         """
-        text = url.strip()
+        text = url.strip() if len(url) <= LONGEST_ADDRESS else ""
         try:
             parts = urlsplit(text if "://" in text else f"http://{text}")
             host, _ = parts.hostname, parts.port

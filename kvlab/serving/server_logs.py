@@ -13,7 +13,7 @@ names the strongest that was compared, or the one that did not fit, and the note
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from kvlab.serving._log_rules import beyond_memory, rounded_figures, settings, s
 from kvlab.serving._log_vllm import Fit, baselines, fit, model_of
 from kvlab.shapes import ModelSpec
 
-MOST_BYTES, MOST_ROWS = 32 * 2**20, 100_000
+MOST_BYTES, MOST_ROWS, MOST_COLUMNS = 32 * 2**20, 100_000, 1000
 _STRENGTH = ("cpu_blocks", "gpu_blocks", "kv_tokens", "max_concurrency")
 
 
@@ -161,16 +161,21 @@ def _reader(file) -> csv.DictReader:
     """Columns by their names in lower case, parted by the commonest of comma, semicolon and tab in the first line."""
     first = file.readline()
     file.seek(0)
-    reader = csv.DictReader(file, delimiter=max(",;\t", key=first.count))
+    delimiter = max(",;\t", key=first.count)
+    if first.count(delimiter) > MOST_COLUMNS:
+        raise csv.Error(f"its first line has more than {MOST_COLUMNS:,} columns")
+    reader = csv.DictReader(file, delimiter=delimiter)
     reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
     return reader
 
 
-def _rows(table: str | Path | Iterable[Mapping]) -> Iterable[Mapping]:
+def _rows(table: str | Path | Iterable[Mapping]) -> Iterator[Mapping]:
     if hasattr(table, "to_dict"):                           # a DataFrame
-        return table.to_dict("records")
+        yield from table.to_dict("records")
+        return
     if not isinstance(table, (str, Path)):
-        return table
+        yield from table
+        return
     path = Path(table)
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"{path} is larger than {MOST_BYTES // 2**20} MiB; a table of logs is not")
@@ -181,6 +186,6 @@ def _rows(table: str | Path | Iterable[Mapping]) -> Iterable[Mapping]:
             if not names & {"kv_tokens", "gpu_blocks", "cpu_blocks", "max_concurrency", "kv_cache_gib"}:
                 raise ValueError(f"{path} has none of the columns kv_tokens, gpu_blocks, cpu_blocks, max_concurrency "
                                  "and kv_cache_gib; it is no table of server logs")
-            return list(reader)
+            yield from reader
         except (UnicodeDecodeError, csv.Error) as error:
             raise ValueError(f"{path} is no CSV file in UTF-8: {error}") from None

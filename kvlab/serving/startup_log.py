@@ -7,6 +7,7 @@ the pools that ranks print, the least.
 """
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from io import StringIO
@@ -17,6 +18,7 @@ from kvlab.serving._log_cells import engine
 from kvlab.serving._log_vllm import wordings
 
 MOST_BYTES, MOST_LINES, LONGEST_LINE = 8 * 2**20, 100_000, 8000
+LONGEST_NUMBER = 40             # characters; what is longer no server prints, and the cell stays empty
 _N, _G = r"([\d,]+)", r"(-?[\d.,]+)"
 # (column, pattern whose first group is the cell, words that must stand before it). Several may come from one line. What
 # stands before is found first, so that a line of nothing but such words takes no longer than its length.
@@ -75,7 +77,7 @@ _ONE_LINE = re.compile(r"KV cache size: [\d,]+ tokens, Maximum concurrency for")
 _SGLANG_KV = re.compile(r"\bK size: ([\d.]+) GB, V size: ([\d.]+) GB")
 _SGLANG_ONE = re.compile(r"\bKV size: ([\d.]+) GB")
 # Cells are of one stream; "4/ 1 seqs" are 4 sequences in 1 stream (unified), "4/ 4 seqs" a stream each.
-_LLAMA = re.compile(r" size *= *([\d.]+) MiB(?: \( *(\d+) cells,[^()]*?(?:/ *(\d+) seqs)?\))?, "
+_LLAMA = re.compile(r" size *= *([\d.]+) MiB(?: \( *(\d{1,15}) cells,[^()]*?(?:/ *(\d{1,15}) seqs)?\))?, "
                     r"K \((\w+)\):\s*[\d.]+ MiB, V \((\w+)\):\s*[\d.]+ MiB")
 _VERSIONS = ((r"vLLM API server version v?([\d.]+\w*)", "vLLM {}"), (r"LLM engine \(v?([\d.]+[^)\s]*)\)", "vLLM {}"),
              (r"vLLM Version\s*: v?([\d.]+\w*)", "vLLM {}"), (r"TensorRT-LLM version: ([\d.]+)", "TensorRT-LLM {}"),
@@ -147,6 +149,8 @@ class _Log:
     def _put(self, column: str, cell: str, at: int, line: str) -> None:
         if column not in ("model", "kv_dtype", "block_size"):
             cell = cell.replace(",", "")
+            if len(cell) > LONGEST_NUMBER:
+                return
         if column == "kv_cache_gib":
             self.pools.append((_value(cell), cell))
             if cell != min(self.pools)[1]:
@@ -175,7 +179,7 @@ def from_log(path: str | Path) -> dict:
     """`parse` of a file's beginning. OSError where it cannot be read, ValueError where it says nothing of a cache."""
     path = Path(path)
     with open(path, "rb") as file:
-        text = file.read(MOST_BYTES).decode("utf-8", errors="replace")
+        text = file.read(min(MOST_BYTES, os.fstat(file.fileno()).st_size)).decode("utf-8", errors="replace")
     row = parse(text)
     if not row.keys() & {"kv_cache_gib", "kv_tokens", "gpu_blocks", "max_concurrency"}:
         quiet = " (llama-server prints it with --verbosity 4)" if "n_ctx_slot = " in text else ""

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -48,6 +48,23 @@ def worker_each(patience_s: float) -> Each:
         finally:
             worker.close()
     return each
+
+
+def message_of(case: Case) -> dict:
+    """A case as a message names it: its class and its fields."""
+    kind = type(case)
+    return dict(type=f"{kind.__module__}:{kind.__qualname__}", case=asdict(case))
+
+
+@dataclass(frozen=True)
+class Told:
+    """A case by its message alone, in a process that hands it on and loads neither its study nor torch."""
+    message: dict
+    comparison_id: str
+    shown: dict
+
+    def columns(self) -> dict:
+        return self.shown
 
 
 def apart(cases: Iterable[Case]) -> tuple[list[Case], list[Case]]:
@@ -91,10 +108,14 @@ def _beside_each_other(job: Job, cases: list[Case], patience_s: float) -> Iterat
             list(closing.map(Worker.close, workers))            # the pool's threads then see it dead, and end
 
 
+def cores() -> int:
+    """How many CPUs this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _at_once(threads: int = 1) -> int:
     """How many workers of so many threads this process may keep busy, each with GiB of memory for itself."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores // threads, free_memory() // GiB))
+    return max(1, min(cores() // threads, free_memory() // GiB))
 
 
 class Worker:
@@ -126,10 +147,9 @@ class Worker:
             if self.process is None or self.process.poll() is not None:
                 self._start()
                 patience_s += START_S
-        kind = type(case)
         self._send(dict(study=job.study, artifacts=None if job.artifacts is None else str(job.artifacts),
-                        probes=job.probes, also=job.also,
-                        type=f"{kind.__module__}:{kind.__qualname__}", case=asdict(case), failures=failures))
+                        probes=job.probes, also=job.also, failures=failures,
+                        **(case.message if isinstance(case, Told) else message_of(case))))
         last = None
         while True:
             try:
@@ -243,7 +263,8 @@ def serve() -> None:
     while True:
         message = json.loads(given.get())
         if message["artifacts"]:                    # a run keeps what its variants print; a single call shows it
-            with open(Path(message["artifacts"]) / "worker.log", "ab") as log:
+            # no case's fault if the disk is full or read-only: the runner says so
+            with contextlib.suppress(OSError), open(Path(message["artifacts"]) / "worker.log", "ab") as log:
                 os.dup2(log.fileno(), 1)
         job = Job(message["study"], None if message["artifacts"] is None else Path(message["artifacts"]),
                   None if message["probes"] is None else tuple(message["probes"]), tuple(message.get("also", ())))
@@ -253,7 +274,8 @@ def serve() -> None:
         try:
             say({"rows": job(case, watch)})
         except Exception as error:
-            say({"rows": failed_case(case, f"{type(error).__name__}: {error}")})
+            status = "oom" if isinstance(error, MemoryError) else "failed"
+            say({"rows": failed_case(case, f"{type(error).__name__}: {error}", status)})
 
 
 def _take(cases: Iterable[str], given: queue.SimpleQueue[str]) -> None:

@@ -215,7 +215,9 @@ def test_manifest_round_trip_without_absolute_paths(tmp_path):
     ('{"schema_version": 99, "study": "x", "new_field": 1}', ValueError, "schema version 99, and this kvlab reads"),
     ("[]", ValueError, "schema version None"),
     ('{"schema_version": 1, "stu', ValueError, "damaged"),
-    ('{"schema_version": 1, "study": "x", "size": 3}', ValueError, "damaged at size"),
+    ('{"schema_version": 1, "study": "x", "size": 3}', ValueError, "damaged: 'run_id' is missing"),
+    ('{"schema_version": 1, "study": "x", "run_id": "r", "created_utc": "", "environment": {}, "size": 3}', ValueError,
+     "damaged at size"),
     (None, StoreError, "no run directory"),
 ])
 def test_a_manifest_that_cannot_be_read_is_one_sentence(tmp_path, text, error, words):

@@ -75,7 +75,7 @@ def test_samples_outside_of_the_run_are_never_opened_nor_shown(run, user, artifa
 def test_ids_and_names_of_a_manifest_are_no_paths(tmp_path, user):
     run = hostile.run(tmp_path / "runs" if (tmp_path / "runs").mkdir() else tmp_path / "runs", "plain")
     manifest = json.loads((run / "manifest.json").read_text())
-    manifest.update(run_id="../../../private/x", study="../../private/y")
+    manifest.update(run_id="../../../private/x", study="../../private/y", checksum="")
     (run / "manifest.json").write_text(json.dumps(manifest))
     frame = read_table(run).assign(run_id="../../../private/x", study="../../private/y", case_id="../private/z")
     hostile.as_parquet(frame.astype(COLUMNS), run / "readings.parquet")

@@ -275,6 +275,7 @@ def test_another_machine_is_refused_in_one_sentence(tmp_path, install, what, val
         go(tmp_path)
     (path,) = (tmp_path / "stub").iterdir()
     manifest = json.loads((path / "manifest.json").read_text())
+    manifest["checksum"] = ""                                            # another run's, not a damaged one
     here, manifest["environment"][what] = manifest["environment"][what], value
     (path / "manifest.json").write_text(json.dumps(manifest))
     stub = install(Stub(2))
