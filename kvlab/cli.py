@@ -101,7 +101,7 @@ def size(model: Annotated[str, typer.Argument(autocompletion=names("models"), he
 @app.command(cls=verb("kvlab ls models", "kvlab ls variants --json", "kvlab ls runs"))
 def ls(what: Annotated[str, typer.Argument(autocompletion=names("lists"), help="models, gpus, engines, variants, "
                                            "formats, probes, studies, figures, metrics, texts, runs.")] = "",
-       out: Annotated[Path, typer.Option(help="Of runs: the folder with <study>/<run> in it.")] = Path("profiles"),
+       out: Annotated[str, typer.Option(help="Of runs: the folder with <study>/<run> in it.")] = "profiles",
        as_json: Json = False) -> None:
     """List what kvlab knows, the runs made here, and why a variant or a probe cannot run here."""
     from kvlab.listing import LISTS, brief
@@ -114,6 +114,8 @@ def ls(what: Annotated[str, typer.Argument(autocompletion=names("lists"), help="
     rows = list(LISTS[what](out) if what == "runs" else LISTS[what]())
     if as_json:
         return _print_json(rows)
+    if not rows:
+        return print(f"there are no {what} here")
     print_list(brief(rows))
 
 
@@ -304,11 +306,13 @@ def _draw_all(study: str, path: Path, lang: str) -> bool:
 
 
 @app.command(cls=verb("kvlab report RUN", "kvlab report RUN --out report.html"))
-def report(run: Annotated[str, typer.Argument(help="A run directory or id.")],
-           out: Annotated[Path | None, typer.Option(help="Default: report.html in the run.")] = None) -> None:
+def report(run: Annotated[str, typer.Argument(help="A run directory, id or URL.")],
+           out: Annotated[Path | None, typer.Option(help="Default: report.html in the run, or <run id>.html here where "
+                                                    "the run is at a URL or not yours to write to.")] = None) -> None:
     """Write one self-contained HTML page about a run."""
+    from kvlab.record._places import is_url
     from kvlab.report import write_report
-    print(write_report(results(run), out))
+    print(write_report(run if is_url(run) else results(run), out))
 
 
 @app.command(cls=verb("kvlab check sdpa", "kvlab check mine.py:Mine --device cuda"))

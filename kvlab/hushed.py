@@ -11,6 +11,7 @@ _NAME = (r"(?:[\w.-]{0,40}[-_.])?(?:token|api[-_]?key|access[-_]?key|secret|pass
          r"|sig)")
 _LOOKS = (
     (re.compile(r"(?<=://)[^/\s?#'\"]*@"), f"{HIDDEN}@"),                             # user:password@host
+    (re.compile(r"(?<![\w@/:.-])[\w.-]{1,80}:[^\s/@'\":]{1,200}@(?=[\w\[])"), f"{HIDDEN}@"),   # user:token@host:6379
     (re.compile(rf"(?i)((?:[?&;#]|(?<!-)--?){_NAME}=)[^&\s'\"#]+"), rf"\1{HIDDEN}"),        # ?token=…, --token=…
     (re.compile(rf"(?i)((?<!-)--{_NAME} )(?!-)\S+"), rf"\1{HIDDEN}"),
     (re.compile(r"(?i)\b((?:authorization|x-api-key)['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic|token) )?|bearer )"

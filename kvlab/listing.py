@@ -110,6 +110,9 @@ def runs(out: Path | str = "profiles") -> Iterator[dict]:
     from kvlab.record.held import held_by
     from kvlab.record.query import opened
     from kvlab.record.store import read_workers
+    if not Path(out).is_dir() and not any(sign in str(out) for sign in (":", "*")):
+        raise ValueError(f"there is no folder {out} with runs here; `kvlab run memory_wall` makes one, --out names "
+                         "another")
     with opened((out,)) as store:
         counts = store.counts()
         bad = {str(one.path): one.why for one in store.bad}

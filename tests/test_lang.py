@@ -117,7 +117,8 @@ def test_a_run_says_its_findings_failures_and_next_steps_in_chinese(tmp_path, mo
     from kvlab.record.store import read_table
     table = read_table(data_dir() / "reference" / "paging.parquet")
     bad = table.iloc[:1].assign(status="failed", error="no time was measured", variant="paged", kind="missing")
-    store = SimpleNamespace(path=tmp_path, table=lambda: pd.concat([table, bad], ignore_index=True))
+    store = SimpleNamespace(path=tmp_path, place=tmp_path, share=lambda: None,
+                            table=lambda: pd.concat([table, bad], ignore_index=True))
     monkeypatch.setattr("kvlab.studies._run.run", lambda study, **options: store)
     drawn = []
     monkeypatch.setattr("kvlab.figures.save", lambda name, run, out, lang: drawn.append((name, lang)))

@@ -25,9 +25,10 @@ from kvlab.attention._base import no_device
 from kvlab.attention._variant import _class_in
 from kvlab.probes import measure, probes
 from kvlab.probes._base import Watch
+from kvlab.record._places import is_url
 from kvlab.record.environment import Manifest, VariantSource
 from kvlab.record.reading import Reading, failed
-from kvlab.record.remote import fetched, is_url
+from kvlab.record.remote import fetched
 from kvlab.record.store import RunStore
 from kvlab.registry import Registry, no_such
 
@@ -90,7 +91,7 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
     is left None is as it was there. variants: names, "file.py:Class" references, classes or instances. also: probes on
     request, such as torch_profile, beside the study's own. tune: False keeps kernels from choosing their configuration
     by measuring. engine: one of ENGINES: local (default; one long-lived worker process, several for cases that give no
-    times), ray (one task per case on a cluster; address: of a running one, default a Ray of this machine alone) or
+    times), ray (processes of a cluster; address: of a running one, default a Ray of this machine alone) or
     slurm (jobs that take case after case; address: sbatch's options, such as "partition=gpu,timeout_min=60,jobs=8").
     each: in place of an engine, maps a job over cases and yields the rows of one case after the other, in any order.
     patience_s: seconds without a sign of life after which a worker is taken to hang. begun: told the run's store before
@@ -118,7 +119,7 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
     if engine not in ENGINES:
         raise no_such("engine", engine, ENGINES)
     if address is not None and engine == "local":
-        raise ValueError(f"--address {address} is of a cluster, and the engine is local: add --engine ray")
+        raise ValueError("--address is of a cluster, and the engine is local: add --engine ray or slurm")
     if not resume and engine == "local" and (why := no_device(device)):
         raise ValueError(f"nothing of {study} can be measured on {device}: {why}")
     used = {t.variant for case in cases if isinstance(case, Comparison) for t in case.trials}

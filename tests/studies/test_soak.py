@@ -87,6 +87,6 @@ def test_an_engine_is_chosen_by_name_and_kept_on_resume(tmp_path, monkeypatch):
 def test_engines_that_do_not_exist_or_go_with_nothing_are_refused_before_anything_is_made(tmp_path):
     with pytest.raises(KeyError, match="no engine named 'rya'. Did you mean 'ray'"):
         run("soak", size="smoke", out=tmp_path, engine="rya")
-    with pytest.raises(ValueError, match="--address auto is of a cluster, and the engine is local: add --engine ray"):
+    with pytest.raises(ValueError, match="--address is of a cluster, and the engine is local: add --engine ray"):
         run("soak", size="smoke", out=tmp_path, address="auto")
     assert not list(tmp_path.iterdir())
