@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import shlex
 from collections.abc import Iterable, Iterator
 from html import escape
@@ -14,9 +15,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from kvlab.record._places import is_url
 from kvlab.record.environment import Manifest
 from kvlab.record.export import atomic_write
 from kvlab.record.reading import CONTEXT
+from kvlab.record.remote import fetched
 from kvlab.record.store import read_table
 from kvlab.record.wide import wide
 from kvlab.units import display
@@ -58,14 +61,18 @@ small { color: #555; display: block; font-weight: normal; }
 def write_report(run: Path | str, out: Path | str | None = None) -> Path:
     """Write the report of a run directory and return its path.
 
-    out: the file, or an existing folder for a report.html; default report.html in the run. Refused: a path that is no
-    run directory (StoreError; ValueError for a file), results of another schema version (ValueError).
+    run: may be its URL. out: the file, or an existing folder for a report.html; default report.html in the run, and
+    where that cannot be written to or is at a URL, <run id>.html here. Refused: a path that is no run directory
+    (StoreError; ValueError for a file), results of another schema version (ValueError).
     """
-    run = Path(run)
+    far = is_url(run)
+    run = fetched(run) if is_url(run) else Path(run)
     if run.is_file():
         raise ValueError(f"{run} is a file, and a report is about a run directory (with its manifest.json); give that")
     manifest, table = Manifest.read(run), read_table(run)
-    out = run if out is None else Path(out)
+    if out is None:
+        out = f"{run.name}.html" if far or not os.access(run, os.W_OK) else run
+    out = Path(out)
     path = out / "report.html" if out.is_dir() else out
     atomic_write(path, _page(manifest, table).encode())
     return path

@@ -20,10 +20,12 @@ Number = TypeVar("Number", bound=float)
 
 def runs_of(texts: Iterable[str]) -> dict[str, Path]:
     """study -> where its results are, of runs given as directories, ids or files. Refused: two runs of one study."""
+    from kvlab.record._places import FILES, is_url
     from kvlab.record.store import find_run, read_table
     found: dict[str, Path] = {}
     for text in texts:
-        path = Path(text) if Path(text).suffix in (".parquet", ".csv", ".jsonl") else find_run(text, Path("profiles"))
+        plain = not is_url(text) and Path(text).suffix in FILES
+        path = Path(text) if plain else find_run(text, Path("profiles"))
         for study in read_table(path)["study"].dropna().unique():
             if study in found:
                 raise ValueError(f"{text} and {found[study]} are both results of {study}; give one of them")

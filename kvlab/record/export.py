@@ -94,10 +94,21 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+            _settled(path.parent)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
+
+
+def _settled(folder: Path) -> None:
+    """Have a new name in a folder survive a power cut too, where the system can be asked for that."""
+    with contextlib.suppress(OSError):                   # Windows opens no folder, and some file systems sync none
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def atomic_write(path: Path, data: bytes) -> None:
@@ -208,15 +219,18 @@ def export(run: Path | str, format: str, out: Path | str | None = None, *, wide:
            anonymous: Anonymous | None = None) -> Path:
     """Write a run for other programs and return the file: csv, parquet, latex or chrome-trace.
 
-    run: a run directory or a file of results. out: a file, or a folder that is there (default: the current one). wide:
-    one line per case instead of one per reading, in csv and parquet; latex always is. chrome-trace: the traces of a run
-    made with --trace, one process per trial. anonymous: takes out what identifies, and can say then what that was.
+    run: a run directory, a file of results, or the URL of one. out: a file, or a folder that is there (default: the
+    current one). wide: one line per case instead of one per reading, in csv and parquet; latex always is. chrome-trace:
+    the traces of a run made with --trace, one process per trial. anonymous: takes out what identifies, and can say then
+    what that was.
     Refused: an unknown format, a run without traces, anonymous ones, the file of results itself as `out` (ValueError),
     a folder that is not there (StoreError).
     """
+    from kvlab.record._places import is_url
+    from kvlab.record.remote import fetched
     from kvlab.record.store import read_parts, read_table
     from kvlab.registry import no_such
-    run = Path(run)
+    run = fetched(run) if is_url(run) else Path(run)
     if format not in FORMATS:
         raise no_such("export format", format, FORMATS)
     if wide and format == "chrome-trace":

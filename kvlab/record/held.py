@@ -10,12 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvlab.record.environment import opened_file
 from kvlab.record.export import StoreError, atomic_write, explained
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 LOCK, OWNER = ".lock", "owner.json"
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
 _PATIENCE_S = 2.0               # for one that only looks whether somebody has it, or is just going
 
 
@@ -54,12 +56,15 @@ class Held:
         with explained(self.run):
             try:
                 lock.acquire(timeout=_PATIENCE_S, poll_interval=0.05)
+            except NotImplementedError:
+                raise StoreError(errno.ENOSYS, f"{self.run} lies on a file system without locks, so that two processes "
+                                               "could write to it; choose another folder") from None
             except Timeout:
                 owner = read_owner(self.run)
                 raise StoreError(errno.EBUSY, f"{self.run} is being written by {owner}; wait for it to end, or stop it "
                                               "(kill -INT), and go on with --resume then") from None
             try:
-                now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+                now = datetime.now(UTC).strftime(_TIME)
                 atomic_write(self.run / OWNER, json.dumps({"pid": os.getpid(), "since": now}).encode())
             except BaseException:
                 lock.release()
@@ -85,17 +90,31 @@ def held_by(run: Path) -> Owner | None:
             return None
     except Timeout:
         return read_owner(run)
-    except OSError:                                         # a folder that only its owner may write to
-        return read_owner(run) if (run / OWNER).exists() else None
+    except (OSError, NotImplementedError):                  # a folder that only its owner may write to
+        return read_owner(run) if _looks_locked(run) else None
+
+
+def _looks_locked(run: Path) -> bool:
+    """Whether somebody holds a run, as far as one sees who may only read it."""
+    try:
+        import fcntl
+        with opened_file(run / LOCK) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):                          # nothing to see: what the owner said must do
+        return (run / OWNER).exists()
+    return False
 
 
 def read_owner(run: Path) -> Owner:
     """Who said last that it holds the run."""
     for _ in range(2):
         try:
-            found = json.loads((run / OWNER).read_bytes())
-            datetime.fromisoformat(found["since"])
-            return Owner(int(found["pid"]), str(found["since"]))
-        except (OSError, ValueError, TypeError, KeyError):
+            with opened_file(run / OWNER) as file:
+                found = json.load(file)
+            since = datetime.fromisoformat(found["since"]).astimezone(UTC).strftime(_TIME)
+            return Owner(int(found["pid"]), since)
+        except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
             time.sleep(0.05)                                # it has the lock, and writes this next
     return Owner(0, "")

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from kvlab.record._places import is_url
 from kvlab.record.environment import Manifest
 from kvlab.record.export import StoreError
 from kvlab.record.migrate import ADDED, check_schema_version
 from kvlab.record.reading import COLUMNS
+from kvlab.record.remote import fetched
 from kvlab.record.store import find_run
 
 REFERENCE = "reference"                                     # the word for the runs that ship with kvlab
@@ -48,7 +50,8 @@ def sources(stores: tuple[Path | str, ...], profiles: Path | str = "profiles") -
     """What the stores name, each run and file once.
 
     Those without a manifest of their own may hold several runs. A store is a run (directory or id), a folder that holds
-    <study>/<run> or runs, a .parquet, .csv or .jsonl file, a pattern such as "old/*.parquet", or the word "reference".
+    <study>/<run> or runs, a .parquet, .csv or .jsonl file, a pattern such as "old/*.parquet", the word "reference", or
+    the URL of a run or of one file.
     What was found in a folder or by a pattern and cannot be read is Bad; what was named itself raises ValueError,
     StoreError or KeyError.
     """
@@ -80,6 +83,8 @@ def _meant(store: str, profiles: Path) -> Iterator[tuple[Path, Path | None]]:
     if store == REFERENCE:
         from kvlab.catalog import data_dir
         yield from ((file, None) for file in sorted((data_dir() / "reference").glob("*.parquet")))
+    elif is_url(store):
+        yield fetched(store), None
     elif path.is_dir() and not _is_run(path):
         found = [*path.glob("*/manifest.json"), *path.glob("*/*/manifest.json")]
         if not found:

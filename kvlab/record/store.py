@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab.record import journal
+from kvlab.record._places import is_url, local_place, opened
 from kvlab.record.environment import Manifest, opened_file
 from kvlab.record.export import (
     FORMULA,
@@ -30,7 +31,7 @@ from kvlab.record.export import (
 from kvlab.record.held import Held
 from kvlab.record.migrate import check_schema_version, migrated, version_of
 from kvlab.record.reading import COLUMNS, KINDS, READING, SCHEMA_VERSION, STATUSES, Reading, complete, table
-from kvlab.record.remote import Mirror, fetched, is_url, local_place, mark, opened
+from kvlab.record.remote import Mirror, fetched, mark
 from kvlab.registry import no_such
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class RunStore:
     def artifacts(self) -> Path:
         """The run directory, with samples/, traces/ and figures/ in it: a reading's `artifact` is relative to it."""
         with explained(self.path):
-            for name in ("samples", "traces", "figures", "telemetry", "worker.log"):
+            for name in ("samples", "traces", "figures", "telemetry", "slurm", "worker.log"):
                 if (self.path / name).is_symlink():         # a stranger's run could have anything overwritten
                     raise StoreError(errno.ELOOP, f"{self.path / name} is a link, and kvlab writes to none in a run; "
                                                   "remove it, or start a new run")
@@ -131,9 +132,15 @@ class RunStore:
 
     def hold(self) -> None:
         """Take the run for this process until `close`; StoreError says which process has it and since when."""
+        known = self._held.taken
         self._held.take()
-        if self._mirror and not self._mirror.taken:
-            self._mirror.take()
+        try:
+            if self._mirror:
+                self._mirror.take()
+        except BaseException:
+            if not known:
+                self._held.let_go()
+            raise
 
     def share(self) -> None:
         """Copy what is new in the run directory to the URL that it is mirrored to, if there is one."""
@@ -173,6 +180,9 @@ class RunStore:
 
     def _write(self, lines: bytes) -> None:
         path = self.path / _JOURNAL
+        if self._changed():
+            raise ValueError(f"{path} has changed since this run was opened (another process wrote to it, or "
+                             "an earlier write failed); open the run again")
         if self._rewrite or not path.exists():
             self._clean()
         if self.manifest.schema_version != SCHEMA_VERSION:  # rows of today's version follow
@@ -182,9 +192,7 @@ class RunStore:
         if self._mirror:
             self._mirror.drop(_PARQUET)
         with open(path, "r+b", buffering=0) as file:
-            if file.seek(0, os.SEEK_END) != self._end:
-                raise ValueError(f"{path} has changed since this run was opened (another process wrote to it, or "
-                                 "an earlier write failed); open the run again")
+            file.seek(self._end)
             try:
                 left = memoryview(lines)
                 while left:
@@ -195,6 +203,10 @@ class RunStore:
                     file.truncate(self._end)                # what the caller believes lost must not come back
                 raise
         self._end += len(lines)
+
+    def _changed(self) -> bool:
+        """Whether the journal is not as this object knows it."""
+        return _size(self.path / _JOURNAL) != self._end
 
     def _clean(self) -> None:
         """Write the journal again, without what was dropped from it."""
@@ -230,11 +242,17 @@ class RunStore:
         return _whole(_tables(self._comparisons()))
 
     def close(self) -> None:
-        """Write readings.parquet, checked, and let the run go; it can be opened and appended to again."""
+        """Write readings.parquet, checked, and let the run go; it can be opened and appended to again.
+
+        Where another process went on with the run, its journal stays the last word. StoreError: one has it now.
+        """
         try:
-            if self._rewrite and self._held.taken:          # damage that cost nothing, such as a comparison twice
-                self._clean()
-            write_parts(lambda: _tables(self._comparisons()), self.path / _PARQUET, self._units)
+            known = self._held.taken
+            self._held.take()
+            if not self._changed():
+                if self._rewrite and known:                 # damage that cost nothing, such as a comparison twice
+                    self._clean()
+                write_parts(lambda: _tables(self._comparisons()), self.path / _PARQUET, self._units)
             if self._mirror and self._mirror.taken:
                 self._mirror.let_go()
         finally:
@@ -398,14 +416,17 @@ def _typed(frame: pd.DataFrame, path: Path, version: int) -> pd.DataFrame:
 def find_run(text: str, parent: Path | str) -> Path:
     """The run directory that is meant: a path, a run_id, or the beginning of a run_id or of its last six digits.
 
-    Of an fsspec URL of a run the copy on this machine, brought up to date. KeyError: none is meant (with near matches),
-    or more than one.
+    Of an fsspec URL of a run, or of one file of results, the copy on this machine, brought up to date. KeyError: none
+    is meant (with near matches), or more than one; an id in a folder that is a URL.
     """
     if is_url(text):
         return fetched(text)
-    runs = sorted(manifest.parent for manifest in Path(parent).glob("*/*/manifest.json"))
     if text and (Path(text) / "manifest.json").is_file():
         return Path(text)
+    if is_url(parent):
+        raise KeyError(f"run {text!r} is not looked for in {parent}; give the run's URL, "
+                       f"{parent.rstrip('/')}/<study>/<run_id>")
+    runs = sorted(manifest.parent for manifest in Path(parent).glob("*/*/manifest.json"))
     found = [run for run in runs if text and (run.name.startswith(text) or run.name[-6:].startswith(text))]
     if len(found) == 1:
         return found[0]

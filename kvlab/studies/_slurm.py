@@ -23,15 +23,13 @@ from typing import Any
 from kvlab.folders import remove
 from kvlab.record.export import atomic_write, explained
 from kvlab.studies._run import Case, Each, Job, failed_case
-from kvlab.studies._slurm_job import take
+from kvlab.studies._slurm_submit import executor, job_name, needs, sbatch_options
 from kvlab.studies._worker import message_of
 
-JOBS, MINUTES, ATTEMPTS = 8, 24 * 60, 3                 # of Slurm at most, and at a time each; tries of a case
+JOBS, ATTEMPTS = 8, 3                                   # jobs at a time, and tries of a case, at most
 LOOK_S, QUEUE_S = 1.0, 10.0                             # between two looks at the folder, and at Slurm's queue
-REFUSED = 60                                            # looks in a row at which Slurm may take no job, and none is left
+REFUSED = 60                                            # looks in a row at which Slurm may take no job, and none runs
 AHEAD = 1000                                            # cases that wait in the folder: each look lists them all
-GENERIC = ("timeout_min", "mem_gb", "gpus_per_node", "cpus_per_task")           # submitit's; all others are sbatch's
-ONE = ("nodes", "ntasks", "ntasks_per_node", "tasks_per_node", "array")         # a job is one process of one place
 
 
 def slurm_each(options: str | None, patience_s: float, met: Callable[[str, dict], None]) -> Each:
@@ -40,22 +38,23 @@ def slurm_each(options: str | None, patience_s: float, met: Callable[[str, dict]
     options: of sbatch, such as "partition=gpu,gres=gpu:h200:1,timeout_min=120,jobs=8" (jobs: how many at once).
     Refused: submitit not installed, no Slurm here, an option that neither knows (ValueError).
     """
-    wanted = _options(options)
+    wanted = sbatch_options(options)
     jobs = int(wanted.pop("jobs", JOBS))
-    make = _executor(wanted.pop("cluster", "slurm"))
+    make = executor(wanted.pop("cluster", "slurm"))
     with TemporaryDirectory() as folder:
         make(Path(folder) / "board", wanted)            # refuses an option before there is a run
 
     def each(job: Job, cases: Iterable[Case]) -> Iterator[list[dict]]:
         todo = {case.comparison_id: case for case in cases}
+        assert job.artifacts is not None                # a run has a directory
         folder = job.artifacts / "slurm"
-        for rows in _left(folder):
+        for rows in _left(folder, met):
             if todo.pop(rows[0]["comparison_id"], None) is not None:
                 yield rows
         if not todo:
             return
         board = _Board(folder, job, list(todo.values()), patience_s)
-        start = make(board.folder, {**_needs(todo.values(), wanted), **wanted})
+        start = make(board.folder, {**needs(todo.values(), wanted), **wanted})
         running: list = []
         try:
             yield from _answers(board, running, start, jobs, met)
@@ -71,7 +70,8 @@ def _answers(board: _Board, running: list, start: Callable[[], Any], jobs: int,
     """The rows of one case after another; jobs are started as long as there are cases, and again where some died."""
     ended = _Ended()
     idle = refused = 0                                  # jobs in a row that ended without having taken a case; that
-    while board.open:                                   # Slurm did not take
+    most = ATTEMPTS                                     # Slurm did not take; how many of these are borne
+    while board.open:
         for name, found in board.met():
             met(name, found)
         yield from board.answered()
@@ -89,10 +89,10 @@ def _answers(board: _Board, running: list, start: Callable[[], Any], jobs: int,
         while len(running) < min(jobs, waiting):
             try:
                 running.append(start())
-                refused = 0
+                refused, most = 0, REFUSED
             except Exception as error:                  # submitit's own; a controller that restarts says no for a while
                 refused += 1
-                if not running and refused >= REFUSED:
+                if not running and refused >= most:
                     raise ValueError(f"Slurm takes no job: {_last(str(error))}") from None
                 if refused == 1:
                     print(f"kvlab: Slurm takes no job now ({_last(str(error))}); tried again", file=sys.stderr)
@@ -102,20 +102,24 @@ def _answers(board: _Board, running: list, start: Callable[[], Any], jobs: int,
 
 
 class _Ended:
-    """Which jobs have ended: by submitit's records, and by Slurm's own queue where the cluster keeps no accounts."""
+    """Which jobs have ended: those that left a result, and those that Slurm's queue no longer has.
+
+    (submitit itself asks sacct, which many clusters do not keep.)
+    """
 
     def __init__(self):
         self._next = time.monotonic() + QUEUE_S
 
     def __call__(self, jobs: list) -> list:
-        if time.monotonic() < self._next or not any(hasattr(job, "_cancel_command") and job._cancel_command == "scancel"
-                                                    for job in jobs):
+        if not jobs or getattr(jobs[0], "_cancel_command", "") != "scancel":
             return [job for job in jobs if job.done()]
+        ended = [job for job in jobs if job.paths.result_pickle.exists()]
+        if time.monotonic() < self._next:
+            return ended
         self._next = time.monotonic() + QUEUE_S
         asked = subprocess.run(["squeue", "--me", "--noheader", "--format", "%A"], capture_output=True, text=True)
-        if asked.returncode:
-            return [job for job in jobs if job.done()]
-        return [job for job in jobs if job.done() or job.job_id.partition("_")[0] not in asked.stdout.split()]
+        gone = [] if asked.returncode else [job for job in jobs if job.job_id not in asked.stdout.split()]
+        return list(dict.fromkeys([*ended, *gone]))
 
 
 class _Board:
@@ -151,10 +155,7 @@ class _Board:
 
     def met(self) -> Iterator[tuple[str, dict]]:
         """Jobs that have said what machine they are on, once each."""
-        for file in (self.folder / "workers").glob("*.json"):
-            if file.stem not in self._met:
-                self._met.add(file.stem)
-                yield f"slurm-{file.stem}", json.loads(file.read_bytes())
+        yield from _hellos(self.folder, self._met)
 
     def said_hello(self, job_id: str) -> bool:
         """Whether a job came so far as to say where it runs."""
@@ -210,18 +211,27 @@ class _Board:
             remove(file)
 
 
-def _left(folder: Path) -> Iterator[list[dict]]:
+def _left(folder: Path, met: Callable[[str, dict], None]) -> Iterator[list[dict]]:
     """Answers that a runner which was killed has not read; its jobs are ended, and the rest of it is removed."""
     boards = list(folder.glob("board-*"))
     for board in boards:
         remove(board / "job.json")                      # its jobs take nothing more
         if shutil.which("scancel"):
-            subprocess.run(["scancel", "--quiet", "--name", _job_name(board)], capture_output=True)
+            subprocess.run(["scancel", "--quiet", "--name", job_name(board)], capture_output=True)
     for board in boards:
-        for file in sorted((board / "answers").glob("*.json")):
-            if rows := _rows(file):
-                yield rows
+        for name, found in _hellos(board):
+            met(name, found)
+        yield from filter(None, map(_rows, sorted((board / "answers").glob("*.json"))))
         remove(board)
+
+
+def _hellos(board: Path, known: set[str] | None = None) -> Iterator[tuple[str, dict]]:
+    """The jobs that are not yet among the known and have said where they run, with their environments."""
+    known = set() if known is None else known
+    for file in (board / "workers").glob("*.json"):
+        if file.stem not in known:
+            known.add(file.stem)
+            yield f"slurm-{file.stem}", json.loads(file.read_bytes())
 
 
 def _rows(file: Path) -> list[dict]:
@@ -232,54 +242,6 @@ def _rows(file: Path) -> list[dict]:
         return []
     whole = isinstance(rows, list) and all(isinstance(row, dict) and "comparison_id" in row for row in rows)
     return rows if whole else []
-
-
-def _job_name(board: Path) -> str:
-    """The name of a board's jobs in Slurm."""
-    return f"kvlab-{board.name}"
-
-
-def _options(text: str | None) -> dict[str, str]:
-    """sbatch's options as names and values, from "partition=gpu,timeout_min=60"."""
-    found = dict(part.strip().partition("=")[::2] for part in (text or "").split(",") if part.strip())
-    if wrong := [name for name, value in found.items() if not name.isidentifier() or not value]:
-        raise ValueError(f"--address {text!r} must be options of sbatch, such as partition=gpu,timeout_min=60,jobs=8; "
-                         f"{wrong[0]!r} is none")
-    for name in ("jobs", *GENERIC):
-        if name in found and not (found[name].isdecimal() and int(found[name])):
-            raise ValueError(f"--address: {name}={found[name]} must be a whole number of at least 1")
-    if many := [name for name in ONE if name in found]:
-        raise ValueError(f"--address: a job of kvlab is one process, so {many[0]} is not for it; jobs=N gives N jobs")
-    return found
-
-
-def _needs(cases: Iterable[Case], wanted: Iterable[str] = ()) -> dict[str, Any]:
-    """What the cases ask of a job: a GPU, unless GPUs are wanted anyway; a node where times are of its CPU."""
-    if any(getattr(case, "device", "cpu").startswith("cuda") for case in cases):
-        return {} if any(name.startswith(("gres", "gpus")) for name in wanted) else dict(gpus_per_node=1)
-    return dict(exclusive=True) if any(getattr(case, "timed", True) for case in cases) else {}
-
-
-def _executor(cluster: str) -> Callable[[Path, dict[str, Any]], Callable[[], Any]]:
-    """What makes, for a board and options, the function that starts a job."""
-    try:
-        import submitit
-    except ImportError:
-        raise ValueError("--engine slurm needs submitit; install it with: pip install 'kvlab[slurm]'") from None
-    if cluster == "slurm" and not shutil.which("sbatch"):
-        raise ValueError("there is no sbatch here: start kvlab on a login node of the Slurm cluster, or take "
-                         "--engine local or ray")
-
-    def make(board: Path, options: dict[str, Any]) -> Callable[[], Any]:
-        try:
-            executor = submitit.AutoExecutor(board.parent / "logs", cluster=cluster)
-            executor.update_parameters(name=_job_name(board), **{
-                name if name in GENERIC else f"slurm_{name}": int(value) if name in GENERIC else value
-                for name, value in {"timeout_min": MINUTES, **options}.items()})
-        except (NameError, AssertionError, ValueError, RuntimeError) as error:
-            raise ValueError(f"--address: {str(error).partition(chr(10))[0]}") from None
-        return lambda: executor.submit(take, str(board))
-    return make
 
 
 def _last_line(job: Any) -> str:

@@ -25,10 +25,13 @@ def beside(command: Callable, given: dict, *looked_at: str) -> list[str]:
 
 
 def results(run: str | None) -> Path | None:
-    """Where the results of that name are: a file, or a run's directory, given as itself or by its id."""
-    if run is None or Path(run).suffix in (".parquet", ".csv", ".jsonl"):
-        return None if run is None else Path(run)
+    """Where the results of that name are: a file, or a run's directory, given as itself, by its id or by its URL."""
+    if run is None:
+        return None
+    from kvlab.record._places import FILES, is_url
     from kvlab.record.store import find_run
+    if not is_url(run) and Path(run).suffix in FILES:
+        return Path(run)
     return find_run(run, Path("profiles"))
 
 

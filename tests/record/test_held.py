@@ -6,10 +6,12 @@ from dataclasses import asdict
 
 import pytest
 
+from kvlab.record import held
 from kvlab.record.environment import Manifest
 from kvlab.record.held import Owner, held_by, read_owner
 from kvlab.record.reading import Reading
-from kvlab.record.store import RunStore, StoreError
+from kvlab.record.store import RunStore, StoreError, read_table
+from kvlab.report import write_report
 
 ROW = {"case_id": "a", **asdict(Reading("latency_s", 1.0, "s", "measured"))}
 HOLDS = """
@@ -19,6 +21,11 @@ store = RunStore.open(sys.argv[1], hold=True)
 print("held", flush=True)
 sys.stdin.read()
 """
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(held, "_PATIENCE_S", 0.1)
 
 
 @pytest.fixture
@@ -82,7 +89,8 @@ class RunStore_of:
         self.store.close()
 
 
-@pytest.mark.parametrize("left", [b"", b"[]", b'{"pid": "x", "since": "y"}', b'{"pid": 1}', b"\xff"])
+@pytest.mark.parametrize("left", [b"", b"[]", b'{"pid": Infinity, "since": "2026-01-01"}',
+                                 b'{"pid": "x", "since": "y"}', b'{"pid": 1}', b"\xff"])
 def test_an_owner_that_cannot_be_read_is_another_process(run, other, left):
     (run / "owner.json").write_bytes(left)
     assert str(held_by(run)) == "another process"
@@ -106,3 +114,39 @@ def test_a_run_on_several_machines_knows_their_environments(run):
         (run / "workers.json").write_text(left)
         with pytest.raises(ValueError, match=f"workers.json .*{words}|{words}"):
             _ = store.workers
+
+
+def test_of_a_run_that_one_may_only_read_it_is_known_whether_somebody_writes_to_it(run, other, monkeypatch):
+    def refuse(*args, **options):
+        raise PermissionError(13, "Permission denied")
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    assert held_by(run).pid == other.pid
+    other.kill()
+    other.wait()
+    assert (run / "owner.json").exists() and held_by(run) is None, "what a killed process said is no lock"
+    monkeypatch.setattr("filelock.FileLock.acquire", lambda *args, **options: (_ for _ in ()).throw(
+        NotImplementedError("no flock")))
+    with pytest.raises(StoreError, match="lies on a file system without locks"):
+        RunStore.open(run, hold=True)
+
+
+def test_who_was_only_reading_takes_nothing_from_who_wrote_meanwhile(run):
+    """Neither the journal, also where it is to be written anew without its damage, nor the closed table."""
+    with open(run / "readings.jsonl", "ab") as journal:
+        journal.write(b"damage\n")
+    late = RunStore.open(run)
+    assert late.problems
+    with RunStore_of(run) as quick:
+        quick.append("c2", [ROW])
+    with pytest.raises(ValueError, match="another process wrote to it"):
+        late.append("c3", [ROW])
+    late.close()
+    assert RunStore.open(run).committed == {"c1", "c2"} and len(read_table(run)) == 2
+
+
+def test_a_report_of_a_run_that_one_may_only_read_is_written_here(run, other, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.access", lambda path, mode: path != run)
+    before = sorted(file.name for file in run.iterdir())
+    assert write_report(run).resolve() == tmp_path / f"{run.name}.html"
+    assert sorted(file.name for file in run.iterdir()) == before

@@ -10,9 +10,10 @@ import psutil
 import pytest
 
 from kvlab.attention import Comparison, trial
+from kvlab.folders import remove
 from kvlab.record.store import RunStore, read_table
 from kvlab.shapes import AttentionShape, Workload
-from kvlab.studies import _slurm, soak
+from kvlab.studies import _slurm, _slurm_job, _slurm_submit, soak
 from kvlab.studies._run import run
 
 HERE = "cluster=local,jobs=2"
@@ -48,7 +49,7 @@ def test_jobs_share_the_cases_and_a_killed_one_loses_none(tmp_path, monkeypatch,
         """Kill the first job that has said hello, while it works on something."""
         if not killed:
             killed.append(name)
-            taken = store.path / "slurm" / "taken" / name.removeprefix("slurm-")
+            (taken,) = (store.path / "slurm").glob(f"board-*/taken/{name.removeprefix('slurm-')}")
             while not list(taken.glob("*.json")):
                 time.sleep(0.005)
             for process in psutil.Process(int(name.removeprefix("slurm-"))).children(recursive=True):
@@ -76,35 +77,108 @@ def test_a_measured_comparison_brings_its_samples(tmp_path, monkeypatch):
     assert row["kind"] == "measured" and (store.path / row["artifact"]).is_file()
 
 
-def test_a_case_whose_job_always_dies_is_a_failed_row_and_unread_answers_are_read(tmp_path, capsys):
-    cases = [soak.Tiny(index) for index in range(3)]
-    job = _slurm.Job("soak", tmp_path)
-    board = _slurm._Board(tmp_path / "slurm", job, cases, 60.0)
+def board_of(tmp_path, n):
+    board = _slurm._Board(tmp_path / "slurm", _slurm.Job("soak", tmp_path), [soak.Tiny(i) for i in range(n)], 60.0)
+    board.feed()
+    return board
+
+
+def answer(board, number, text=None):
+    rows = [dict(comparison_id=f"tiny-{number:07d}")]
+    (board.folder / "answers" / f"{number}.json").write_text(json.dumps(rows) if text is None else text)
+
+
+def taken(board, job_id, number):
+    own = board.folder / "taken" / job_id
+    own.mkdir(exist_ok=True)
+    return (board.folder / "todo" / f"{number}.json").rename(own / f"{number}.json")
+
+
+def test_a_case_whose_job_always_dies_is_a_failed_row_that_says_what_the_job_said(tmp_path, capsys):
+    board = board_of(tmp_path, 3)
     for attempt in range(_slurm.ATTEMPTS):
-        own = tmp_path / "slurm" / "taken" / str(attempt)
-        own.mkdir()
-        (tmp_path / "slurm" / "todo" / "1.json").rename(own / "1.json")
-        took, given_up = board.back(str(attempt))
+        taken(board, str(attempt), 1)
+        took, given_up = board.back(str(attempt), "No such file")
         assert took and bool(given_up) == (attempt == _slurm.ATTEMPTS - 1)
-    assert given_up[0][0]["error"] == "the Slurm job that ran it ended 3 times" and board.open == {0, 2}
-    assert capsys.readouterr().err.count("tried again") == 2 and board.waiting() == 2
-    (tmp_path / "slurm" / "answers" / "0.json").write_text(json.dumps([dict(comparison_id="tiny-0000000")]))
-    (tmp_path / "slurm" / "answers" / "2.json").write_text("{torn")
-    board.clear()
-    assert [rows[0]["comparison_id"] for rows in _slurm._left(tmp_path / "slurm")] == ["tiny-0000000"]
-    assert not (tmp_path / "slurm").exists()
+    assert given_up[0][0]["error"] == "the Slurm job that ran it ended 3 times; the last said: No such file"
+    assert board.open == {0, 2} and capsys.readouterr().err.count("tried again") == 2 and board.feed() == 2
+
+
+def test_answers_that_a_killed_runner_did_not_read_are_read_and_its_jobs_end(tmp_path, monkeypatch):
+    board = board_of(tmp_path, 4)
+    answer(board, 0)
+    for number, text in [(2, "{torn"), (3, '{"no": "list"}')]:
+        answer(board, number, text)
+    ended = []
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(_slurm.subprocess, "run", lambda command, **how: ended.append(command))
+    (own := board.folder / "taken" / "7").mkdir()
+    mine = _slurm_job._taken(board.folder, own)
+    assert next(mine).parent == own
+    (board.folder / "workers" / "7.json").write_text('{"cpu": "one"}')
+    met = []
+    left = _slurm._left(tmp_path / "slurm", lambda *of: met.append(of))
+    assert [rows[0]["comparison_id"] for rows in left] == ["tiny-0000000"] and met == [("slurm-7", {"cpu": "one"})]
+    assert ended == [["scancel", "--quiet", "--name", f"kvlab-{board.folder.name}"]]
+    assert list(mine) == [] and [file.name for file in (tmp_path / "slurm").iterdir()] == ["logs"]
+
+
+def test_a_late_answer_of_another_runner_or_of_a_job_that_was_taken_for_dead_counts_for_nothing(tmp_path):
+    board, later = board_of(tmp_path, 2), board_of(tmp_path, 1)
+    answer(board, 0)
+    assert not list(later.answered()), "its case 0 is another one"
+    assert len(list(board.answered())) == 1
+    answer(board, 0)                                                     # the second job, to which it was given
+    answer(board, 1, "damaged")
+    for number in board.cases:
+        taken(board, "8", number)
+    assert list(board.answered()) == [] and not list((board.folder / "answers").iterdir())
+    assert board.open == {1} and board.feed() == 1, "asked again"
+    assert board.found_again() == [] and board.tries[1] == 2
+
+
+def test_what_no_job_is_left_for_is_tried_again(tmp_path, capsys):
+    board = board_of(tmp_path, 2)
+    taken(board, "9", 0)                                                 # and the listing of its folder is out of date
+    answer(board, 1)
+    remove(board.folder / "todo" / "1.json")
+    assert board.found_again() == [] and board.feed() == 1
+    assert "tiny-0000000: its answer is missing; tried again, 2 of 3" in capsys.readouterr().err
+
+
+def test_the_folder_holds_few_cases_ahead_however_many_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(_slurm, "AHEAD", 10)
+    board = board_of(tmp_path, 25)
+    for _ in range(3):
+        waiting = list((board.folder / "todo").iterdir())
+        assert len(waiting) == board.feed() <= 10
+        for file in waiting:
+            file.unlink()
+        board.feed()
+    assert len(waiting) == 5 and board.feed() == 0
+
+
+def test_a_cluster_that_takes_no_job_is_said_and_ends_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(_slurm, "LOOK_S", 0.0)
+
+    def refuse():
+        raise RuntimeError("sbatch: error: invalid partition specified: gpu\nsrun: bye")
+    with pytest.raises(ValueError, match="Slurm takes no job: sbatch: error: invalid partition specified: gpu"):
+        list(_slurm._answers(board_of(tmp_path, 1), [], refuse, 1, lambda *of: None))
+    assert capsys.readouterr().err.count("tried again") == 1
 
 
 def test_jobs_that_never_take_a_case_end_the_run_with_what_they_said(tmp_path):
-    board = _slurm._Board(tmp_path / "slurm", _slurm.Job("soak", tmp_path), [soak.Tiny(0)], 60.0)
-    dead = SimpleNamespace(done=lambda: True, job_id="7", stderr=lambda: "…\nNo module named 'kvlab'\n")
+    dead = SimpleNamespace(done=lambda: True, job_id="7", stderr=lambda: (
+        "…\nNo module named 'kvlab'\nsrun: error: node3: task 0: Exited with exit code 1\n"))
     with pytest.raises(ValueError, match="3 Slurm jobs in a row ended before they took a case; .* said: No mod"):
-        list(_slurm._answers(board, [], lambda: dead, 1, lambda *of: None))
+        list(_slurm._answers(board_of(tmp_path, 1), [], lambda: dead, 1, lambda *of: None))
 
 
 @pytest.mark.parametrize(("text", "words"), [
     ("gpu", "must be options of sbatch, such as .*; 'gpu' is none"), ("a b=1", "'a b' is none"),
-    ("jobs=many", "jobs=many must be a whole number"), ("cluster=local,foo=1", "Unknown argument 'foo'"),
+    ("jobs=many", "jobs=many must be a whole number"), ("jobs=0", "at least 1"), 
+    ("nodes=2", "is one process, so nodes"), ("cluster=local,foo=1", "Unknown argument 'foo'"),
     ("cluster=moon", "--address: ")])
 def test_options_that_nobody_knows_are_refused_before_there_is_a_run(tmp_path, text, words):
     with pytest.raises(ValueError, match=words):
@@ -122,7 +196,8 @@ def test_without_slurm_or_submitit_it_says_what_to_do(monkeypatch):
 
 
 def test_what_cases_ask_of_a_job():
-    assert _slurm._needs([soak.Tiny(0)]) == {}
-    assert _slurm._needs([soak.Tiny(0), SimpleNamespace()]) == {"exclusive": True}
-    assert _slurm._needs([SimpleNamespace(device="cuda")]) == {"gpus_per_node": 1}
+    assert _slurm_submit.needs([soak.Tiny(0)]) == {}
+    assert _slurm_submit.needs([soak.Tiny(0), SimpleNamespace()]) == {"exclusive": True}
+    assert _slurm_submit.needs([SimpleNamespace(device="cuda:1")]) == {"gpus_per_node": 1}
+    assert _slurm_submit.needs([SimpleNamespace(device="cuda")], ["gres", "partition"]) == {}, "said by the user"
     assert asdict(soak.Tiny(3)) == dict(index=3, work_s=0.0, take_bytes=0)
