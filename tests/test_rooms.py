@@ -34,8 +34,8 @@ MAY_IMPORT = {
 DOORS = {"__init__", "__main__", "api", "cli", "bench", "bench_inputs", "bench_kernels", "bench_models",
          "bench_serving", "bench_simulator", "listing",
          "report", "show", "doctor", "comparing", "lab", "widgets", "widgets_serving", "validate", "validate_answers",
-         "validate_cases", "validate_job", "verbs", "show_serving", "show_claims", "claims_page", "widgets_gantt", "bench_store",
-         "drill"}
+         "validate_cases", "validate_job", "verbs", "show_serving", "show_claims", "claims_page", "widgets_gantt",
+         "bench_store", "drill"}
 TOPS = {"studies", "figures", "cli"}
 NO_TORCH = BASE | {"record", "catalog", "kv.block_pool", "kv.prefix", "kv.sizing", "serving", "figures"}
 LATE_TORCH = {"__init__", "__main__", "cli", "kv.formats"}      # inside functions only

@@ -32,6 +32,7 @@ LIMITS = {"layers": 1_000, "q_heads": 65_536, "kv_heads": 65_536}
 LIMIT = 2**40                   # of every other whole number: tokens, widths
 PER_LAYER = ("q_heads", "kv_heads", "head_dim", "v_head_dim", "window")     # may be a list, an entry per layer
 MAY_DIFFER = ("context", "q_heads")     # a mean beside a per-layer list; a trained beside a supported length
+SAID = 600                      # characters of an error
 
 
 class Facts:
@@ -42,8 +43,8 @@ class Facts:
         self._found: dict[tuple[str, int, str], int | list[int] | None] = {}
 
     def wrong(self, text: str) -> ValueError:
-        """The error of this config: what is wrong with it, behind its name."""
-        return ValueError(f"{self.name}: {text}")
+        """The error of this config: what is wrong with it, behind its name; a value in it may be the whole file."""
+        return ValueError(f"{self.name}: {text}" if len(text) <= SAID else f"{self.name}: {text[:SAID]} …")
 
     def assume(self, text: str) -> None:
         if text not in self.assumed:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 SAMPLE = 50                     # of so many inputs one has its memory measured
 BATCH = 5000                    # inputs of one run of hypothesis, which remembers them all
-GROWTH = 512 * 2**20            # bytes by which a process may grow over all its inputs
+GROWTH = 2**30                  # bytes by which a process may grow over all its inputs: the engines keep some of them
 
 
 @dataclass

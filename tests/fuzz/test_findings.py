@@ -176,3 +176,12 @@ def test_a_metric_of_aiperf_with_a_bracket_and_no_unit(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("Metric,avg,p50\nodd),1,1\nTime to First Token (ms),10,9\n")
     assert read_bench(path).cases[0].stats["ttft"]
+
+
+def test_a_value_as_long_as_the_file_is_not_repeated_whole(tmp_path):
+    from kvlab.catalog.resolve import model
+    base = dict(model_type="llama", num_hidden_layers=2, num_attention_heads=4, hidden_size=64, vocab_size=9)
+    (tmp_path / "config.json").write_text(json.dumps({**base, "sliding_window": [1] * 5000}))
+    with pytest.raises(ValueError) as refused:
+        model(str(tmp_path / "config.json"))
+    assert len(str(refused.value)) < 900, str(refused.value)
