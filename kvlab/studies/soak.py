@@ -10,17 +10,21 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
+from kvlab.record.environment import cpu_name
 from kvlab.record.reading import Reading, missing
 from kvlab.studies._run import Finding, case_row
+from kvlab.units import MiB, display
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SIZES = {"smoke": 100, "small": 10_000, "large": 100_000}       # cases
 METRICS = {"checksum": "count", "worker_memory": "B", "worker_files": "count", "finished_s": "s"}
-TENTH = 10                                                      # the first and last tenth of a run are compared
+TENTH = 10                                                      # the second and last tenth of a run are compared
+HERE = "this machine"                                           # the worker whose name is ""
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,11 @@ class Tiny:
         while time.thread_time() < end:
             zlib.crc32(bytes(1 << 16))
         del taken
-        memory, files = _memory(), _files()
         return [case_row(self, reading) for reading in (
-            Reading("checksum", found, "count", "measured", "derived", "zlib.crc32"),
-            Reading("worker_memory", memory, "B", "measured", "counter", "/proc/self/statm") if memory is not None else
-            missing("worker_memory", "B", "this system has no /proc/self/statm"),
-            Reading("worker_files", files, "count", "measured", "counter", "/proc/self/fd") if files is not None else
-            missing("worker_files", "count", "this system has no /proc/self/fd"),
-            Reading("finished_s", time.monotonic(), "s", "measured", "timer", "time.monotonic"))]
+            _held("checksum", found, "count", "zlib.crc32", "derived"),
+            _held("worker_memory", _memory(), "B", "/proc/self/statm"),
+            _held("worker_files", _files(), "count", "/proc/self/fd"),
+            _held("finished_s", time.monotonic(), "s", "time.monotonic", "timer"))]
 
 
 def checksum(index: int) -> int:
@@ -77,32 +78,91 @@ def run(case: Tiny, *, artifacts=None, watch=None) -> list[dict]:
 
 
 def findings(table: pd.DataFrame) -> list[Finding]:
-    """Whether every checksum is right and there once, what a case took, and what the workers kept."""
-    sums = table[(table["metric"] == "checksum") & (table["kind"] == "measured")]
-    right = sum(value == checksum(index) for index, value in zip(sums["seed"], sums["value"]))
-    n = table["comparison_id"].nunique()
-    found = [Finding("checksums", f"{right:,} of {n:,} cases gave the right checksum, {len(sums) - right:,} a wrong "
-                     f"one, {n - len(sums):,} none.", right / n if n else None, "ratio", None, None, "measured")]
-    for worker, rows in table[table["metric"] == "finished_s"].groupby("worker"):
-        took = rows["value"].max() - rows["value"].min()
-        if len(rows) > 1:
-            where, each = f" on {worker}" if worker else "", took / (len(rows) - 1)
-            found.append(Finding(f"case_s{where and '_' + worker}", f"A case took {1e3 * each:.2f} ms{where}, from the "
-                                 "first answer to the last.", each, "s", None, None, "measured"))
-    for metric, what, unit in (("worker_memory", "memory", "B"), ("worker_files", "open files", "count")):
-        rows = table[(table["metric"] == metric) & (table["kind"] == "measured")]
-        if len(rows) >= 2 * TENTH:
-            tenth = len(rows) // TENTH
-            first, last = rows["value"].iloc[tenth:2 * tenth].median(), rows["value"].iloc[-tenth:].median()
-            found.append(Finding(f"{metric}_growth", f"A worker's {what} went from {_said(first, unit)} in the second "
-                                 f"tenth of the cases to {_said(last, unit)} in the last.", last - first, unit, None,
-                                 None, "measured"))
+    """Whether every checksum is right and there once, the pace of the answers, and what the workers kept."""
+    found = [_checksums(table)]
+    places = [(worker, mine) for worker, mine in _answers(table).groupby("worker") if len(mine) > 1]
+    if places:
+        found.append(_pace(places))
+    places = [(worker, mine) for worker, mine in places if len(mine) >= 2 * TENTH]
+    if places:
+        found.append(_slowing(places))
+    for metric, what, unit in (("worker_memory", "most memory", "B"), ("worker_files", "most open files", "count")):
+        told = [(worker, mine.dropna(subset=metric)) for worker, mine in places if metric in mine]
+        told = [(worker, mine) for worker, mine in told if len(mine) >= 2 * TENTH]
+        if told:
+            found.append(_growth(told, metric, what, unit))
     return found
 
 
-def _said(value: float, unit: str) -> str:
-    from kvlab.units import display
-    return display(value, unit) if unit == "B" else f"{value:.0f}"
+def _checksums(table: pd.DataFrame) -> Finding:
+    sums = table[(table["metric"] == "checksum") & (table["kind"] == "measured")]
+    right = (sums["value"] == sums["seed"].map(checksum)).groupby(sums["comparison_id"]).all()
+    n, good, again = table["comparison_id"].nunique(), int(right.sum()), len(sums) - len(right)
+    said = (f"{good:,} of {n:,} cases gave the right checksum, {len(right) - good:,} a wrong one, {n - len(right):,} "
+            "none." + (f" {again:,} checksums are there twice." if again else ""))
+    return Finding("checksums", said, good / n if n else None, "ratio", None, None, "measured")
+
+
+def _answers(table: pd.DataFrame) -> pd.DataFrame:
+    """A line per case that was answered, in the order in which they were: its worker and what it measured."""
+    rows = table[(table["kind"] == "measured") & table["metric"].isin(METRICS)]
+    wide = rows.pivot_table(index=["worker", "comparison_id"], columns="metric", values="value", aggfunc="first")
+    return wide.reset_index().sort_values("finished_s") if "finished_s" in wide else wide.reset_index().iloc[:0]
+
+
+def _pace(places: list[tuple[str, pd.DataFrame]]) -> Finding:
+    means = {worker: float(mine["finished_s"].iloc[-1] - mine["finished_s"].iloc[0]) / (len(mine) - 1)
+             for worker, mine in places}
+    fast, slow = min(means, key=means.get), max(means, key=means.get)
+    said = f"Between two answers lay {display(means[slow], 's')} on average."
+    if len(means) > 1:
+        said = (f"Between two answers of a worker lay {display(means[fast], 's')} ({fast or HERE}) to "
+                f"{display(means[slow], 's')} ({slow or HERE}) on average, over {len(means)} workers.")
+    return Finding("case_s", said, means[slow], "s", None, None, "measured")
+
+
+def _slowing(places: list[tuple[str, pd.DataFrame]]) -> Finding:
+    """The time of each tenth in units of the second's: of the worker whose last is the longest."""
+    ratios = {worker: _tenths(mine)["finished_s"].agg(lambda at: (at.iloc[-1] - at.iloc[0]) / (len(at) - 1))
+              for worker, mine in places}
+    ratios = {worker: taken / taken[1] for worker, taken in ratios.items()}
+    worst = max(ratios, key=lambda worker: ratios[worker].iloc[-1])
+    last, between = float(ratios[worst].iloc[-1]), ratios[worst].iloc[2:-1]
+    said = (f"The last tenth of the cases took {last:.2f} × the time of the second, and those between them "
+            f"{between.min():.2f} to {between.max():.2f} ×{_of(worst, places)}.")
+    return Finding("slowing", said, last, "ratio", None, None, "measured")
+
+
+def _growth(places: list[tuple[str, pd.DataFrame]], metric: str, what: str, unit: str) -> Finding:
+    """The most that a worker held in a tenth of its cases: there may be several processes behind one name."""
+    most = {worker: _tenths(mine)[metric].max() for worker, mine in places}
+    worst = max(most, key=lambda worker: most[worker].iloc[-1] - most[worker][1])
+    second, last = float(most[worst][1]), float(most[worst].iloc[-1])
+    ends = [display(value, unit) if unit == "B" else f"{value:.0f}" for value in (second, last)]
+    grown = f"{(last - second) / MiB:+.2f} MiB" if unit == "B" else f"{last - second:+.0f}"
+    said = (f"The {what} that a worker held went from {ends[0]} in the second tenth of the cases to {ends[1]} in the "
+            f"last: {grown}{_of(worst, places)}.")
+    return Finding(f"{metric}_growth", said, last - second, unit, None, None, "measured")
+
+
+def _tenths(mine: pd.DataFrame):
+    """A worker's answers, grouped by the tenth of its run (0 to 9)."""
+    return mine.groupby([TENTH * i // len(mine) for i in range(len(mine))])
+
+
+def _of(worker: str, places: list) -> str:
+    return f" (the largest of {len(places)} workers, {worker or HERE})" if len(places) > 1 else ""
+
+
+def _held(metric: str, value: float | None, unit: str, source: str, method: str = "counter") -> Reading:
+    if value is None:
+        return missing(metric, unit, f"this system has no {source}", source=source, hardware=_cpu())
+    return Reading(metric, value, unit, "measured", method, source, hardware=_cpu())
+
+
+@cache
+def _cpu() -> str:
+    return cpu_name()
 
 
 def _memory() -> int | None:

@@ -179,9 +179,8 @@ def test_a_metric_of_aiperf_with_a_bracket_and_no_unit(tmp_path):
 
 
 def test_a_value_as_long_as_the_file_is_not_repeated_whole(tmp_path):
-    from kvlab.catalog.resolve import model
-    base = dict(model_type="llama", num_hidden_layers=2, num_attention_heads=4, hidden_size=64, vocab_size=9)
-    (tmp_path / "config.json").write_text(json.dumps({**base, "sliding_window": [1] * 5000}))
-    with pytest.raises(ValueError) as refused:
-        model(str(tmp_path / "config.json"))
-    assert len(str(refused.value)) < 900, str(refused.value)
+    config = dict(n_layer=127, n_head=234, hidden_size=[], sliding_window_size=[10**6] * 127)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="nothing says which layers|it has a window of") as refused:
+        resolve.model(str(tmp_path / "config.json"))
+    assert len(str(refused.value)) < 800 + len(str(tmp_path)), str(refused.value)
