@@ -54,8 +54,11 @@ def read_gguf(path: Path) -> ModelSpec:
         raise ValueError(f"{path} holds an encoder (attention.causal is false), which keeps no KV cache; give a "
                          "decoder's GGUF file")
     spec = spec_of(_config(kind, fields), str(path))
-    if (fields.get("split.count") or 1) > 1:
-        return replace(spec, assumed=(*spec.assumed, f"parameters unknown: the file is one of {fields['split.count']}"))
+    files = fields.get("split.count") or 1
+    if not isinstance(files, int):
+        raise ValueError(f"{path}: split.count is {files!r:.40}, and must be a whole number of files")
+    if files > 1:
+        return replace(spec, assumed=(*spec.assumed, f"parameters unknown: the file is one of {files}"))
     if not nbytes:
         return replace(spec, assumed=(*spec.assumed, "parameters and weights unknown: the file has no tensors"))
     return replace(spec, params=params, weight_bytes=nbytes, source=f"{path}, architecture {plain(kind)}")

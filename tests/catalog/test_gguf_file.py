@@ -29,7 +29,9 @@ def write(path, architecture="llama", tokens=1000, tensors=None, split=None, **k
             writer.add_uint32(name, value)
     writer.add_token_list([f"token {n}" for n in range(tokens)])
     writer.add_token_scores([0.0] * tokens)
-    if split:
+    if isinstance(split, str):
+        writer.add_string("split.count", split)
+    elif split:
         writer.add_uint16("split.count", split)
     if tensors is None:
         tensors = {"a.weight": np.zeros((4, 32), np.float16), "b": np.zeros(5, np.float32)}
@@ -121,6 +123,11 @@ def test_one_of_several_files_does_not_count_the_parameters(tmp_path):
     spec = read_gguf(write(tmp_path / "a.gguf", split=3))
     assert spec.params is None and spec.weight_bytes is None
     assert "parameters unknown: the file is one of 3" in spec.assumed
+
+
+def test_a_number_of_files_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="split.count is 'three', and must be a whole number of files"):
+        read_gguf(write(tmp_path / "a.gguf", split="three"))
 
 
 def text(word):
