@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SIZES = {"smoke": 100, "small": 10_000, "large": 100_000}       # cases
 METRICS = {"checksum": "count", "worker_memory": "B", "worker_files": "count", "finished_s": "s"}
 TENTH = 10                                                      # the second and last tenth of a run are compared
+PACED = 1_000                                                   # cases a worker, below which a tenth's pace is luck
 HERE = "this machine"                                           # the worker whose name is ""
 
 
@@ -84,8 +85,8 @@ def findings(table: pd.DataFrame) -> list[Finding]:
     if places:
         found.append(_pace(places))
     places = [(worker, mine) for worker, mine in places if len(mine) >= 2 * TENTH]
-    if places:
-        found.append(_slowing(places))
+    if paced := [(worker, mine) for worker, mine in places if len(mine) >= PACED]:
+        found.append(_slowing(paced))
     for metric, what, unit in (("worker_memory", "most memory", "B"), ("worker_files", "most open files", "count")):
         told = [(worker, mine.dropna(subset=metric)) for worker, mine in places if metric in mine]
         told = [(worker, mine) for worker, mine in told if len(mine) >= 2 * TENTH]

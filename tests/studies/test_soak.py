@@ -19,8 +19,9 @@ def test_a_run_of_the_smallest_size_finds_every_checksum(tmp_path):
     sums = found[found["metric"] == "checksum"]
     assert sorted(sums["seed"]) == list(range(100)) and set(sums["comparison_id"].value_counts()) == {1}
     assert all(value == soak.checksum(index) for index, value in zip(sums["seed"], sums["value"]))
-    assert {f.name for f in soak.findings(found)} == {"checksums", "case_s", "worker_memory_growth",
-                                                      "worker_files_growth"}
+    assert [f.name for f in soak.findings(found)] == ["checksums", "case_s", "worker_memory_growth",
+                                                      "worker_files_growth"]
+    assert found["hardware"].str.contains("logical cores").all()
     assert not set(found["metric"]) - set(soak.METRICS)
     assert all(found[found["metric"] == metric]["unit"].eq(unit).all() for metric, unit in soak.METRICS.items())
 
@@ -35,6 +36,47 @@ def test_findings_tell_wrong_from_absent():
     assert first.sentence == "28 of 30 cases gave the right checksum, 1 a wrong one, 1 none."
     assert first.value == 28 / 30 and all(finding.value is not None for finding in others)
     assert soak.findings(table([]))[0].value is None
+
+
+def measured(worker, ends, memory, files=lambda index: 7, first=0):
+    """Rows of a worker's cases that ended at those seconds, and held so much by then."""
+    for index, end in enumerate(ends, first):
+        for row in soak.Tiny(index).rows():
+            told = {"worker_memory": memory, "worker_files": files}.get(row["metric"])
+            value = end if row["metric"] == "finished_s" else told(index - first) if told else row["value"]
+            yield {**row, "value": value, "worker": worker}
+
+
+def test_a_run_that_slows_down_and_keeps_memory_is_told():
+    ends = [0.001 * i if i < 900 else 0.9 + 0.004 * (i - 900) for i in range(1000)]
+    rows = [*measured("", ends, lambda i: (100 + i // 10) << 20, lambda i: 7 + i // 500)]
+    found = soak.findings(table(rows[::-1]))                # committed in any order
+    assert [one.sentence for one in found[1:]] == [
+        "Between two answers lay 1.3 ms on average.",
+        "The last tenth of the cases took 4.00 × the time of the second, and those between them 1.00 to 1.00 ×.",
+        "The most memory that a worker held went from 119 MiB in the second tenth of the cases to 199 MiB in the last: "
+        "+80.00 MiB.",
+        "The most open files that a worker held went from 7 in the second tenth of the cases to 8 in the last: +1."]
+    assert [one.value for one in found[1:]] == pytest.approx([1.296 / 999, 4, 80 << 20, 1])
+
+
+def test_of_many_workers_the_worst_is_told_and_those_of_few_cases_are_left_out():
+    rows = [*measured("a/0", [0.001 * i + 1e-6 * i * i for i in range(1000)], lambda i: 100 << 20),
+            *measured("b/0", [5 + 0.002 * i for i in range(1000)], lambda i: (2000 - i) << 20, first=1000),
+            *measured("c/0", [9 + 0.1 * i for i in range(5)], lambda i: (1 + i) << 30, first=2000)]
+    found = {one.name: one for one in soak.findings(table(rows))}
+    assert found["case_s"].sentence == (
+        "Between two answers of a worker lay 2 ms (a/0) to 100 ms (c/0) on average, over 3 workers.")
+    assert found["worker_memory_growth"].sentence.endswith(
+        " 100 MiB in the second tenth of the cases to 100 MiB in the last: +0.00 MiB (the largest of 2 workers, a/0).")
+    assert found["slowing"].value == pytest.approx(2.9 / 1.3, rel=1e-3) and found["case_s"].value == pytest.approx(0.1)
+    assert found["slowing"].sentence.endswith(" (the largest of 2 workers, a/0).")
+
+
+def test_a_checksum_that_is_there_twice_is_told():
+    rows = [row for index in (0, 1, 1) for row in soak.Tiny(index).rows()]
+    assert soak.findings(table(rows))[0].sentence == (
+        "2 of 2 cases gave the right checksum, 0 a wrong one, 0 none. 1 checksums are there twice.")
 
 
 def test_a_case_works_and_takes_memory_as_it_is_told():
