@@ -143,4 +143,4 @@ def test_ls_runs_of_a_folder_without_runs_is_one_sentence(kvlab, tmp_path):
     (tmp_path / "profiles").mkdir()
     for arguments in (("ls", "runs"), ("ls", "runs", "--out", "none/here")):
         code, _, err = kvlab(*arguments)
-        assert code == 2 and len(err.splitlines()) == 1 and ("holds no runs" in err or "no results at" in err)
+        assert code == 2 and len(err.splitlines()) == 1 and ("holds no runs" in err or "there is no folder" in err)
