@@ -51,6 +51,9 @@ def main() -> None:
             text = f"cannot read or write {error.filename}: {error.strerror}"
         _say(str(text))
         code = 2
+    except MemoryError:
+        _say("this machine has no memory left for it; what was committed is kept. Free some, or take a smaller --size")
+        code = 1
     except Exception as error:
         if not hasattr(error, "format_message"):         # not one of the command-line library's own usage errors
             raise

@@ -7,7 +7,7 @@ worker's cases; with more than eight workers all lines look alike.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, PercentFormatter
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "soak"
-HELD = {"worker_memory": ("memory", dict(ls="-", lw=3.5, alpha=0.4)), "worker_files": ("open files", dict(ls=":"))}
+HELD: dict[str, tuple[str, dict[str, Any]]] = {
+    "worker_memory": ("memory", dict(ls="-", lw=3.5, alpha=0.4)), "worker_files": ("open files", dict(ls=":"))}
 POINTS = 200            # of a worker, at most, whatever the number of its cases; the tenths begin at such points
 NAMED = 8               # workers that have colours of their own
 FLAT = 0.1              # changes below this look small: the axis is not made to fit noise
