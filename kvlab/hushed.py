@@ -16,10 +16,10 @@ _LOOKS = (
     (re.compile(rf"(?i)((?<!-)--{_NAME} )(?!-)\S+"), rf"\1{HIDDEN}"),
     (re.compile(r"(?i)\b((?:authorization|x-api-key)['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic|token) )?|bearer )"
                 r"[^\s'\",]+"), rf"\1{HIDDEN}"),
-    (re.compile(r"\b(?:hf_|sk-|gh[opsu]_|nvapi-)[A-Za-z0-9_-]{16,}"), HIDDEN),        # as they are given out
+    (re.compile(r"\b(?:hf_|sk-|gh[opsu]_|github_pat_|glpat-|nvapi-)[A-Za-z0-9_-]{16,}"), HIDDEN),   # as given out
 )
 _OPTION = re.compile(rf"(?i)--?{_NAME}")
-_VARIABLE = re.compile(r"(?i)(?:^|_)(?:TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_?KEY)$")
+_VARIABLE = re.compile(r"(?i)(?:(?:^|_)(?:TOKEN|SECRET|PAT)|PASSWORD|PASSWD|(?:API|ACCESS|SECRET|PRIVATE)_?KEY)$")
 SHORTEST = 8                    # characters of a variable's value that is looked for: shorter ones are words
 
 

@@ -2,6 +2,7 @@
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,7 @@ from kvlab.drill import _base, _check, _victim, damage, little_memory, ray_worke
 from kvlab.drill.__main__ import main
 from kvlab.drill._base import Place, classes
 from kvlab.drill._check import Found, judge
-from kvlab.record import journal
+from kvlab.record import journal, store
 from kvlab.record.store import RunStore
 from kvlab.studies.soak import Tiny
 
@@ -76,10 +77,18 @@ def mixes_up(plan, words):
     _victim.live(plan, words)
 
 
-@pytest.mark.parametrize("how, column", [(promises, 3), (repeats, 4), (mixes_up, 5)])
+def lags(plan, words):
+    """Leaves the table of a run that was closed beside a journal that goes on."""
+    unlink, write = Path.unlink, store.write_parts
+    Path.unlink = lambda path, **how: None if path.name == "readings.parquet" else unlink(path, **how)
+    store.write_parts = lambda parts, path, units: None if path.exists() else write(parts, path, units)
+    _victim.live(plan, words)
+
+
+@pytest.mark.parametrize("how, column", [(promises, 3), (repeats, 4), (mixes_up, 5), (lags, 5)])
 def test_a_store_that_breaks_its_word_makes_the_drill_fail(how, column, monkeypatch, capsys):
     monkeypatch.setattr(_victim, "LIVE", how)
-    assert main(["runner_kill", "--count", "2", "--seed", "5"]) == 1
+    assert main(["runner_kill", "--count", "1", "--seed", "5"]) == 1
     out = capsys.readouterr().out
     line = next(line for line in out.splitlines() if line.startswith("runner_kill"))
     assert int(line.split()[1 + column].replace(",", "")) > 0 and line.rstrip().endswith("WRONG")
@@ -135,6 +144,16 @@ def test_a_class_that_breaks_is_wrong_with_what_happened(monkeypatch, capsys):
     assert main(["ray_worker_kill", "--count", "2"]) == 1
     out = capsys.readouterr().out
     assert "ZeroDivisionError" in out and "2 of 2 faults were not done" in out
+
+
+@pytest.mark.parametrize("hit, code", [(0, 1), (1, 0)])
+def test_faults_that_never_come_in_mid_run_are_wrong(hit, code, monkeypatch, capsys):
+    def strike(place):
+        while place.next():
+            place.tally.hit += hit
+    monkeypatch.setattr(ray_worker_kill, "strike", strike)
+    assert main(["ray_worker_kill", "--count", "10"]) == code
+    assert ("none of 10 faults came in mid-run" in capsys.readouterr().out) == bool(code)
 
 
 def test_a_name_that_is_none_gets_a_near_match(capsys):

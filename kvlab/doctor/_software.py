@@ -28,6 +28,7 @@ OPTIONAL = {
     **dict.fromkeys(("jupyterlab", "ipykernel", "ipywidgets", "itables", "papermill"),
                     (None, "notebooks", "pip install 'kvlab[notebook]'")),
     "ray": (None, "kvlab run --engine ray", "pip install 'kvlab[ray]'"),
+    "submitit": (None, "kvlab run --engine slurm", "pip install 'kvlab[slurm]'"),
 }
 SLOW = ("jupyterlab", "papermill", "ray")       # two seconds and more to import
 # one process for all that needs torch: to load it twice would take longer than the rest of the diagnosis

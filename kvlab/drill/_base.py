@@ -20,6 +20,8 @@ from kvlab.studies.soak import Tiny
 
 AT_ONCE = 2                     # victims; each has a worker at times
 WRONG = 5                       # sentences of a class that are printed
+NUMBERS = ("times", "hit", "committed", "lost", "doubled", "half", "resumed")
+MANY = 10                       # faults, of which one at least must come while a run is at work
 
 classes = Registry("class of faults", "kvlab.drill")
 
@@ -52,6 +54,13 @@ class Tally:
     not_run: str = ""
     note: str = ""
     wrong: list[str] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        """What was found in another place."""
+        for number in NUMBERS:
+            setattr(self, number, getattr(self, number) + getattr(other, number))
+        self.not_run, self.note = self.not_run or other.not_run, self.note or other.note
+        self.wrong += other.wrong
 
     def bad(self) -> bool:
         """Whether anything is there that must not be."""
@@ -166,25 +175,31 @@ def carried_out(name: str, module: ModuleType, times: int, seed: int, folder: Pa
     """All faults of one class, in AT_ONCE places at once."""
     tally, began = Tally(name), time.monotonic()
     left = _shared(times)
+    own = [Tally(name) for _ in range(min(AT_ONCE, times))]     # one a thread: sums that two add to can lose a loss
 
     def work(number: int) -> None:
-        place = Place(number, tally, left, random.Random(f"{seed} {name} {number}"), folder / name / str(number))
+        found = own[number]
+        place = Place(number, found, left, random.Random(f"{seed} {name} {number}"), folder / name / str(number))
         try:
             module.strike(place)
         except NotRun as why:
-            tally.not_run = str(why)
+            found.not_run = str(why)
         except Broken as what:
-            tally.wrong.append(str(what))
+            found.wrong.append(str(what))
         except Exception:                                   # of the drill itself, or of kvlab where it must not raise
-            tally.wrong.append(traceback.format_exc())
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(min(AT_ONCE, times))]
+            found.wrong.append(traceback.format_exc())
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(own))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    for found in own:
+        tally.add(found)
     tally.seconds = time.monotonic() - began
     if not tally.not_run and tally.times < times:
         tally.wrong.append(f"{times - tally.times} of {times} faults were not done")
+    elif not tally.not_run and times >= MANY and not tally.hit:
+        tally.wrong.append(f"none of {times} faults came in mid-run, so nothing was tried")
     return tally
 
 

@@ -20,6 +20,7 @@ import psutil
 
 from kvlab.studies.soak import Tiny
 
+INTERRUPTED = "interrupted"     # by SIGINT, as by Ctrl-C
 PATIENCE_S = 180.0              # for whatever a victim is waited for: a machine may be busy
 PRELOADED = ["kvlab.drill._victim", "kvlab.studies._run", "pandera.pandas", "pyarrow.parquet"]
 
@@ -180,6 +181,8 @@ def live(plan: Plan, words: Connection) -> None:
         say("end", sentence)
     except MemoryError:
         say("end", "MemoryError")
+    except KeyboardInterrupt:
+        say("end", INTERRUPTED)
     except BaseException:
         say("broken", traceback.format_exc())
 

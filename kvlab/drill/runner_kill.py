@@ -1,9 +1,13 @@
 """The runner is killed (SIGKILL) while it starts, computes, writes or closes."""
 from __future__ import annotations
 
+import os
+import random
+import signal
 import time
 
-from kvlab.drill._base import Place, ending
+from kvlab.drill._base import Broken, Chain, Place, ending
+from kvlab.drill._victim import INTERRUPTED
 
 TIMES = 50
 
@@ -14,6 +18,7 @@ def strike(place: Place) -> None:
     while place.next():
         if chain is None:
             chain = place.chain(place.tinies(rng.choice((30, 300)), work_s=0.01))
+            _interrupt(chain, rng)
         victim = chain.start(workers=place.workers())
         with ending(victim):
             if rng.random() < 0.15:
@@ -30,3 +35,16 @@ def strike(place: Place) -> None:
             chain = None
     if chain is not None:
         chain.complete()
+
+
+def _interrupt(chain: Chain, rng: random.Random) -> None:
+    """Ctrl-C: the run is closed with a part of its cases, and its table is out of date as soon as it is gone on with.
+    """
+    victim = chain.start()
+    with ending(victim):
+        victim.wait_told(rng.randrange(1, 10))
+        os.kill(victim.pid, signal.SIGINT)
+        end = victim.wait_end()
+    chain.check(victim)
+    if end not in (INTERRUPTED, "") or not (chain.path / "readings.parquet").exists():      # "": it was done before
+        raise Broken(f"a run that was interrupted was not closed: {end}")

@@ -69,7 +69,7 @@ def explained(error: Exception, readings: Iterable[str], runs: Iterable[str]) ->
 
 
 def first(error: Exception) -> str:
-    """The first lines of an error of DuckDB, without its copy of the SQL and without its kind."""
-    said = " ".join(str(error).partition("\nLINE ")[0].split())
+    """The first lines of an error of DuckDB, without its copy of the SQL, its advice and its kind."""
+    said = " ".join(str(error).partition("\nLINE ")[0].partition("\n\nPossible solutions")[0].split())
     kind, colon, rest = said.partition(" Error: ")
     return (rest if colon and len(kind) < 40 else said).rstrip(".!")

@@ -278,7 +278,7 @@ class Manifest(BaseModel):
                                           f"({error.strerror}); `find_run` lists the runs of a folder") from None
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is damaged ({error}); the readings beside it can still be read: "
-                             "read_table of its readings.jsonl") from None
+                             "kvlab export and query take its readings.jsonl") from None
         version = content.get("schema_version") if isinstance(content, dict) else None
         check_schema_version(version, str(run))
         fields = {*cls.model_fields, CHECKSUM}
@@ -286,11 +286,11 @@ class Manifest(BaseModel):
             if name not in content or name not in fields:
                 what = "unknown" if name in content else "missing"
                 raise ValueError(f"{path} is damaged: {name!r:.40} is {what}; the readings beside it can still be "
-                                 "read: read_table of its readings.jsonl")
+                                 "read: kvlab export and query take its readings.jsonl")
         try:
             return cls.model_validate(content, context=_STORED)
         except ValidationError as error:
             first = error.errors()[0]
             where = f" at {'.'.join(map(str, first['loc']))}" if first["loc"] else ""
             raise ValueError(f"{path} is damaged{where}: {first['msg'].removeprefix('Value error, ')}; the readings "
-                             "beside it can still be read: read_table of its readings.jsonl") from None
+                             "beside it can still be read: kvlab export and query take its readings.jsonl") from None

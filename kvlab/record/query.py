@@ -57,11 +57,15 @@ def query(sql: str, *stores: Path | str, memory: str = MEMORY) -> pd.DataFrame:
 @contextlib.contextmanager
 def opened(stores: Iterable[Path | str], memory: str = MEMORY) -> Iterator[Store]:
     """The readings of the stores, ready to be asked; its temporary files go when the block ends."""
+    import duckdb
     with tempfile.TemporaryDirectory(prefix="kvlab-query-", ignore_cleanup_errors=True) as spill:
         con = _connected(memory, spill)
         try:
             store = Store(con)
-            store.load(sources(tuple(stores)))
+            try:
+                store.load(sources(tuple(stores)))
+            except duckdb.OutOfMemoryException as error:
+                raise explained(error, READINGS, RUNS) from None
             yield store
         finally:
             con.close()

@@ -124,7 +124,9 @@ class _Crew:
         free = [place for place in places(self.ray.nodes(), kind, threads)
                 if (place.node, place.number) not in taken and self.lost[place.node] < ATTEMPTS]
         free.sort(key=lambda place: (place.node in avoid, place.number))
-        for place in free[:max(0, len(waiting) - sum(not one.task for one in self.members))]:
+        # a process for which Ray has found no room within a minute may wait for days: others are started meanwhile
+        coming = sum(not one.task and bool(one.name or self.looked - one.since < SLOW_S) for one in self.members)
+        for place in free[:max(0, len(waiting) - coming)]:
             actor = self.ray.remote(Hand).options(
                 num_cpus=place.cpus, num_gpus=place.gpus, memory=place.memory or None, max_restarts=0,
                 max_concurrency=2,                          # so that `end` is heard in the middle of a case
@@ -150,19 +152,17 @@ class _Crew:
                 f"{none}; waiting {self.wait_s:.0f} s for one")
 
     def _hand_out(self, waiting: deque[_Task]) -> None:
-        """A case to each process that has none, none to a node where it died while there are others."""
-        nodes = {one.place.node for one in self.members}
+        """A case to each process that has none, none to a node where it died while others are at work."""
+        nodes = {one.place.node for one in self.members if one.name}
         for member in [one for one in self.members if one.name and not one.task]:
             node = member.place.node
             task = next((task for task in islice(waiting, len(self.members) + 1)
                          if node not in task.died_on or nodes <= task.died_on), None)
             if task:
                 waiting.remove(task)
-                job, case = self.job, task.case
-                member.task, member.since, member.said = task, time.monotonic(), False
-                member.doing = member.actor.rows.remote(
-                    message_of(case), case.comparison_id, case.columns(),
-                    dict(study=job.study, probes=job.probes, also=job.also), job.artifacts is not None)
+                member.task, member.since, member.said, job, case = task, time.monotonic(), False, self.job, task.case
+                member.doing = member.actor.rows.remote(message_of(case), case.comparison_id, case.columns(), dict(
+                    study=job.study, probes=job.probes, also=job.also), job.artifacts is not None)
 
     def _next(self) -> _Member | None:
         """A process that has answered or died, if one has within a second."""
@@ -201,6 +201,7 @@ class _Crew:
     def _lost(self, member: _Member, waiting: deque[_Task], error: Exception) -> list[dict] | None:
         """A process died: its case waits again, or after three times is a failed row."""
         self.members.remove(member)
+        self.ray.kill(member.actor)                         # one that is only out of reach would keep the place
         task, node = member.task, member.place.node
         why, status, cannot = loss(error)
         if task is None:
@@ -274,8 +275,7 @@ class _Crew:
 
     def _dismiss(self) -> None:
         """End all processes, also busy ones, with their measuring processes."""
-        ending = [one.actor.end.remote() for one in self.members if one.name]
-        if ending:
+        if ending := [one.actor.end.remote() for one in self.members if one.name]:
             self.ray.wait(ending, num_returns=len(ending), timeout=5)
         for one in self.members:
             self.ray.kill(one.actor)

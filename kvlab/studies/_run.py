@@ -264,9 +264,10 @@ def _check_same(store: RunStore, path: Path, study: str, options: dict, sources:
     for problem in store.problems:
         print(f"{path.name}: {problem}", file=sys.stderr)
     was = Manifest(study=study, options=options, environment={}).options       # the same cutting of absolute paths
-    if store.manifest.options != was:
-        raise ValueError(f"{path} was run with {store.manifest.options}, not with {was}; "
-                         "resume with the same options, or start a new run")
+    if (begun := store.manifest.options) != was:
+        other = [f"{name} {begun.get(name)!r}, not {was.get(name)!r}" for name in {**begun, **was}
+                 if begun.get(name) != was.get(name)]
+        raise ValueError(f"{path} was run with {'; '.join(other)}: resume with the same options, or start a new run")
     here = Manifest(study=study).environment
     then = store.manifest.environment
     other = [f"{what} {then.get(what)!r}, here {here[what]!r}" for what in ("cpu", "gpus", "torch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import shutil
 import sys
 import tempfile
@@ -52,6 +53,8 @@ def command(sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT o
     if not sql.strip():
         _print_help()
         return 0
+    if sql == "reference" or os.path.exists(sql):
+        raise ValueError(f"{sql} is what to ask, and the SQL comes before it: kvlab query \"SELECT …\" {sql}")
     with opened(stores or ("profiles",), memory) as store:
         reader = store.select(sql)
         if out is not None:

@@ -172,6 +172,7 @@ def test_memory_is_a_limit_and_what_was_spilled_is_gone(make, tmp_path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["profiles"]
     assert "--memory" in refused("SELECT list(md5(i::VARCHAR)) FROM range(3000000) t(i)", run, memory="32MiB")
     assert "write it as 512MiB" in refused("SELECT 1", run, memory="much")
+    assert "--memory 4GiB" in refused("SELECT 1", run, memory="1MiB")           # not even for the list of runs
 
 
 def linked(run):

@@ -14,7 +14,7 @@ from kvlab.record.environment import Manifest, environment
 
 SECRET = "s3cr3t-value-0123"
 VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "KVLAB_TOKEN", "JUPYTER_TOKEN", "RAY_AUTH_TOKEN", "WANDB_API_KEY",
-             "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD")
+             "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "PGPASSWORD", "DJANGO_SECRET_KEY", "GITHUB_PAT")
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ DRIVER = """
 import sys
 from kvlab.studies import soak
 from kvlab.studies._run import run
-soak.cases = lambda *size, **options: [soak.Tiny(index, work_s=0.2) for index in range(20)]
+soak.cases = lambda *size, **options: [soak.Tiny(index, work_s=0.2) for index in range(12)]
 try:
     run("soak", size="smoke", engine="ray", out=sys.argv[1], progress=False)
 except ValueError as error:
@@ -130,6 +130,7 @@ def test_a_process_killed_in_mid_run_costs_no_case(cluster, tmp_path, monkeypatc
 
 
 def test_a_variants_file_with_its_samples_and_one_that_always_kills_its_process(cluster, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(_ray, "ATTEMPTS", 2)                    # a process takes seconds to start
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").write_text(MINE)
     (tmp_path / "run").mkdir()
@@ -139,9 +140,9 @@ def test_a_variants_file_with_its_samples_and_one_that_always_kills_its_process(
     answers = {rows[0]["comparison_id"]: rows for rows in ray_each(cluster.address, 300.0, lambda *of: None)(
         job, [bad, good])}
     (failed,), rows = answers[bad.comparison_id], answers[good.comparison_id]
-    assert failed["status"] == "failed" and failed["worker"] and "the last of 3 tries" in failed["error"]
+    assert failed["status"] == "failed" and failed["worker"] and "the last of 2 tries" in failed["error"]
     assert [line.rpartition("; ")[2] for line in capsys.readouterr().err.splitlines()] == [
-        "tried again, 2 of 3", "tried again, 3 of 3", "given up after 3 tries"]
+        "tried again, 2 of 2", "given up after 2 tries"]
     times = [row for row in rows if row["metric"] == "latency_s"]
     assert {(row["variant"], row["status"]) for row in times} == {("mine", "ok"), ("naive", "ok")}
     samples = {row["artifact"] for row in times}
@@ -190,10 +191,10 @@ def test_a_ray_of_this_machine_ends_with_ctrl_c_and_the_run_is_completed(cluster
     while (left := marked(mark)) and time.monotonic() < until:
         time.sleep(0.1)
     assert not left
-    work(monkeypatch, 20)
+    work(monkeypatch, 12)
     before = found[0].read_bytes()
     store = go(cluster, None, resume=found[0].parent)
-    each_once(store, 20)
+    each_once(store, 12)
     assert found[0].read_bytes().startswith(before) and len(store.workers) == 2, "of both Rays"
 
 
@@ -420,6 +421,27 @@ def test_a_case_goes_where_it_did_not_die_if_there_is_such_a_place():
     found.members = [member("a")]
     found._hand_out(waiting)
     assert found.members[0].task.tries == 2, "there is no other node"
+
+
+def test_a_place_that_is_never_free_keeps_no_case_waiting():
+    found, waiting = crew(), deque([_Task(soak.Tiny(0), 1, {"a"})])
+    there = [node("a", CPU=1.0, memory=GiB), node("b", CPU=1.0, memory=GiB)]
+    started = SimpleNamespace(hello=SimpleNamespace(remote=lambda *what: "hello"))
+    options = SimpleNamespace(options=lambda **how: SimpleNamespace(remote=lambda *what: started))
+    found.ray.nodes, found.ray.remote = lambda: there, lambda kind: options
+    found.ray.util = SimpleNamespace(scheduling_strategies=SimpleNamespace(
+        NodeAffinitySchedulingStrategy=lambda node, soft: node))
+    found.looked = time.monotonic()
+    found._hire("beside", 1, waiting)
+    assert [one.place.node for one in found.members] == ["b"], "it died on a"
+    found._hire("beside", 1, waiting)
+    assert len(found.members) == 1, "one is enough for a case"
+    found.looked += 61
+    found._hire("beside", 1, waiting)
+    assert [one.place.node for one in found.members] == ["b", "a"], "b is taken by others"
+    found.members[1].name, found.members[1].actor = "a", member("a").actor
+    found._hand_out(waiting)
+    assert found.members[1].task and not waiting
 
 
 def test_a_case_that_takes_long_is_said_once_and_listed_at_the_end(capsys):

@@ -91,6 +91,7 @@ def test_without_sql_the_columns_and_examples_are_listed_and_the_examples_run(kv
 @pytest.mark.parametrize("arguments, says", [
     (["SELECT x FROM readings"], "the SQL does not fit the tables"), (["SELECT 1", "none.parquet"], "no results at"),
     (["SELECT 1", "--memory", "lots"], "512MiB"), (["SELECT 1", "--out", "x.txt"], "must end in"),
+    (["reference"], "the SQL comes before it"),
     (["SELECT 1", "--csv", "--json"], "three ways"), (["SELECT 1", "no-such-folder/"], "no run named")])
 def test_wrong_use_is_one_sentence_and_2(kvlab, make, arguments, says):
     make(1)
