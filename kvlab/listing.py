@@ -125,7 +125,9 @@ def runs(out: Path | str = "profiles") -> Iterator[dict]:
         except (ValueError, OSError):                       # damage beside the readings, which do without
             owner, workers = None, 0
         name = run.get("run_id") or Path(path).name
-        state = f"damaged: {bad[path]}" if path in bad else f"being written by {owner}" if owner else run["state"]
+        planned = run.get("cases")
+        state = (f"damaged: {bad[path]}" if path in bad else f"being written by {owner}" if owner else
+                 f"{comparisons:,} of {planned:,} cases" if planned and comparisons < planned else run["state"])
         created = run.get("created_utc", "")                # 2026-01-02 03:04:05
         yield dict(name=name[-6:], run_id=name, study=run.get("study", Path(path).parent.name),
                    size=run.get("size", ""), device=run.get("device", ""), created_utc=created and f"{created}Z",

@@ -235,6 +235,7 @@ class Manifest(BaseModel):
     variants: Annotated[list[VariantSource], FailFast()] = []
     models: Annotated[list[str], FailFast()] = []
     options: dict[str, JsonValue] = {}
+    cases: int | None = None                            # that the run is to have; None: of a run that did not say
     environment: dict[str, JsonValue] = Field(default_factory=environment)
 
     @field_validator("argv", "models", "options")

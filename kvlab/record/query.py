@@ -30,9 +30,9 @@ _SQL = {"string": "VARCHAR", "Int64": "BIGINT", "float64": "DOUBLE"}
 READINGS = {name: _SQL[dtype] for name, dtype in COLUMNS.items()}
 _NAMES = [f'"{name}"' for name in READINGS]                 # "case" is a word of SQL
 RUNS = {"run_id": "VARCHAR", "study": "VARCHAR", "size": "VARCHAR", "device": "VARCHAR", "created_utc": "TIMESTAMP",
-        "state": "VARCHAR", "kvlab": "VARCHAR", "git_commit": "VARCHAR", "python": "VARCHAR", "torch": "VARCHAR",
-        "platform": "VARCHAR", "cpu": "VARCHAR", "cores": "BIGINT", "memory_bytes": "BIGINT", "gpus": "VARCHAR",
-        "engine": "VARCHAR", "argv": "VARCHAR", "options": "JSON", "environment": "JSON", "path": "VARCHAR"}
+        "state": "VARCHAR", "cases": "BIGINT", "kvlab": "VARCHAR", "git_commit": "VARCHAR", "python": "VARCHAR",
+        "torch": "VARCHAR", "platform": "VARCHAR", "cpu": "VARCHAR", "cores": "BIGINT", "memory_bytes": "BIGINT",
+        "gpus": "VARCHAR", "engine": "VARCHAR", "argv": "VARCHAR", "options": "JSON", "environment": "JSON", "path": "VARCHAR"}
 _BATCH = 2**14                                              # rows of a result that are held at once
 
 
@@ -236,7 +236,8 @@ def _about(source: Source) -> dict[str, Any]:
                  **{name: env.get(name) or "" for name in
                     ("kvlab", "git_commit", "python", "torch", "platform", "cpu")})
     return {**{name: _utf8(text) for name, text in found.items()}, **jsons, "created_utc": str(created),
-            "cores": _whole(env.get("logical_cores")), "memory_bytes": _whole(env.get("memory_bytes"))}
+            "cases": manifest.cases, "cores": _whole(env.get("logical_cores")),
+            "memory_bytes": _whole(env.get("memory_bytes"))}
 
 
 def _utf8(text: object) -> str:

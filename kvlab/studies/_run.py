@@ -135,7 +135,7 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
     store = (_resumed(study, resume, options, sources) if resume
              else RunStore.create(out, study, Manifest(
                  study=study, argv=sys.argv, size=size, device=device, variants=sources,
-                 models=[model] if model else [], options=options,
+                 models=[model] if model else [], options=options, cases=len({c.comparison_id for c in cases}),
                  seeds=sorted({t.seed for c in cases if isinstance(c, Comparison) for t in c.trials}))))
     store.hold()
     begun(store)

@@ -132,3 +132,19 @@ def test_engines_that_do_not_exist_or_go_with_nothing_are_refused_before_anythin
     with pytest.raises(ValueError, match="--address is of a cluster, and the engine is local: add --engine ray"):
         run("soak", size="smoke", out=tmp_path, address="auto")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_was_stopped_is_listed_with_what_it_lacks(tmp_path):
+    from kvlab.listing import runs
+
+    def stopped(job, cases):
+        for case in list(cases)[:40]:
+            yield job(case)
+        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        run("soak", size="smoke", out=tmp_path, progress=False, each=stopped)
+    (one,) = runs(tmp_path)
+    assert (one["state"], one["comparisons"]) == ("40 of 100 cases", 40)
+    run("soak", resume=one["path"], progress=False, each=in_turn)
+    (one,) = runs(tmp_path)
+    assert (one["state"], one["comparisons"]) == ("closed", 100)
