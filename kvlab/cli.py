@@ -276,10 +276,11 @@ def run(study: Annotated[str, typer.Argument(
         store = run_study(study, size=size, device=device, out=out, resume=resumed, variants=chosen, model=model,
                           also=(*_probes_named(also), *(("torch_profile",) if trace else ())), tune=tune,
                           engine=engine, address=address, begun=begun.append)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ValueError, OSError, RuntimeError) as error:
         if begun:
-            print(f"\nkvlab: interrupted; what was committed is kept. Go on with: "
-                  f"kvlab run {study} --resume {begun[0].place}", file=sys.stderr)
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else "the run ended early"
+            print(f"\nkvlab: {why}; what was committed is kept. Go on with: kvlab run {study} --resume "
+                  f"{begun[0].place}{' --address …' if address else ''}", file=sys.stderr)
         raise
     table = store.table()
     print_findings(getattr(studies[study], "findings", lambda table: [])(table), lang)

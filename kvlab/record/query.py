@@ -32,7 +32,8 @@ _NAMES = [f'"{name}"' for name in READINGS]                 # "case" is a word o
 RUNS = {"run_id": "VARCHAR", "study": "VARCHAR", "size": "VARCHAR", "device": "VARCHAR", "created_utc": "TIMESTAMP",
         "state": "VARCHAR", "cases": "BIGINT", "kvlab": "VARCHAR", "git_commit": "VARCHAR", "python": "VARCHAR",
         "torch": "VARCHAR", "platform": "VARCHAR", "cpu": "VARCHAR", "cores": "BIGINT", "memory_bytes": "BIGINT",
-        "gpus": "VARCHAR", "engine": "VARCHAR", "argv": "VARCHAR", "options": "JSON", "environment": "JSON", "path": "VARCHAR"}
+        "gpus": "VARCHAR", "engine": "VARCHAR", "argv": "VARCHAR", "options": "JSON", "environment": "JSON",
+        "path": "VARCHAR"}
 _BATCH = 2**14                                              # rows of a result that are held at once
 
 

@@ -130,13 +130,20 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
         options["tune"] = False
     if engine != "local":
         options["engine"] = engine
-    each = each or _each(engine, address, patience_s, used, lambda *of: store.met(*of))
     sources = [_source(ref) for ref in sorted(used, key=lambda r: (r.ref, r.knobs))]
-    store = (_resumed(study, resume, options, sources) if resume
-             else RunStore.create(out, study, Manifest(
-                 study=study, argv=sys.argv, size=size, device=device, variants=sources,
-                 models=[model] if model else [], options=options, cases=len({c.comparison_id for c in cases}),
-                 seeds=sorted({t.seed for c in cases if isinstance(c, Comparison) for t in c.trials}))))
+    if resume:                                      # before a cluster is started: another process may have the run
+        store = _resumed(study, resume, options, sources)
+    try:
+        each = each or _each(engine, address, patience_s, used, lambda *of: store.met(*of))
+    except BaseException:
+        if resume:
+            store.close()
+        raise
+    if not resume:                                  # after it: one that cannot be reached leaves no empty run
+        store = RunStore.create(out, study, Manifest(
+            study=study, argv=sys.argv, size=size, device=device, variants=sources, models=[model] if model else [],
+            options=options, cases=len({c.comparison_id for c in cases}),
+            seeds=sorted({t.seed for c in cases if isinstance(c, Comparison) for t in c.trials})))
     store.hold()
     begun(store)
     try:

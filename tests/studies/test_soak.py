@@ -148,3 +148,14 @@ def test_a_run_that_was_stopped_is_listed_with_what_it_lacks(tmp_path):
     run("soak", resume=one["path"], progress=False, each=in_turn)
     (one,) = runs(tmp_path)
     assert (one["state"], one["comparisons"]) == ("closed", 100)
+
+
+def test_a_resume_looks_first_whether_another_process_has_the_run(tmp_path, monkeypatch):
+    held = []
+    with pytest.raises(RuntimeError):
+        run("soak", size="smoke", out=tmp_path, progress=False, each=lambda job, cases: iter(()), begun=held.append)
+    monkeypatch.setattr("kvlab.studies._run._each", lambda *given: pytest.fail("a cluster was started"))
+    taken = RunStore.open(held[0].path, hold=True)
+    with pytest.raises(OSError, match="is being written by process"):
+        run("soak", resume=held[0].path, progress=False)
+    taken.close()
