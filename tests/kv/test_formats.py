@@ -14,6 +14,7 @@ from kvlab.kv.formats import KVFormat, format_names, kv_format
 from kvlab.kv.formats._base import families
 from kvlab.kv.formats._scaled import Scaled
 from kvlab.kv.sizing import size
+from kvlab.registry import LONGEST
 from kvlab.shapes import AttentionShape, Workload
 
 SIZED = format_names(sizes_only=True)
@@ -396,7 +397,8 @@ def test_any_text_is_a_format_or_refused_in_words(name):
     try:
         found = kv_format(name)
     except (KeyError, ValueError) as error:
-        assert (error.args[0].startswith(f"no KV format named {name!r}.")
+        told = name if len(name) <= LONGEST else f"{name[:LONGEST]}…"
+        assert (error.args[0].startswith(f"no KV format named {told!r}.")
                 or isinstance(error, ValueError) and "KIVI encodes its residual in whole groups" in error.args[0])
     else:
         assert found.name == name and found.nbytes(10, AttentionShape(1, 1, 32)) > 0

@@ -95,7 +95,7 @@ def test_a_request_that_fails_is_recorded_as_not_finished(server, tmp_path):
 
 
 def test_what_cannot_be_driven_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no http:// address"):
+    with pytest.raises(ValueError, match="must look like http://host:port, without credentials"):
         drive("ftp://127.0.0.1", [Ask(0, "a", 1)], tmp_path / "a", META)
     with pytest.raises(ValueError, match="no requests"):
         drive("http://127.0.0.1:1", [], tmp_path / "b", META)
