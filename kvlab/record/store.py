@@ -9,7 +9,6 @@ import contextlib
 import errno
 import json
 import os
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ from kvlab.record import journal
 from kvlab.record._places import is_url, local_place, opened
 from kvlab.record.environment import Manifest, opened_file
 from kvlab.record.export import (
-    FORMULA,
     StoreError,
     atomic_file,
     atomic_write,
@@ -29,19 +27,16 @@ from kvlab.record.export import (
     write_parts,
 )
 from kvlab.record.held import Held
-from kvlab.record.migrate import check_schema_version, migrated, version_of
-from kvlab.record.reading import COLUMNS, KINDS, READING, SCHEMA_VERSION, STATUSES, Reading, complete, table
+from kvlab.record.reading import READING, SCHEMA_VERSION, Reading, complete
 from kvlab.record.remote import Mirror, fetched, mark
+from kvlab.record.tables import JOURNAL, PARQUET, lines_of, read_parts, read_table, tables_of, whole
 from kvlab.registry import no_such
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow
 
-__all__ = ["RunStore", "StoreError", "find_run", "read_table"]
-_JOURNAL, _PARQUET, _WORKERS = "readings.jsonl", "readings.parquet", "workers.json"
-_PART = 2**16                                               # rows of a table that are held at once
-_ROWS = 2**12                                               # of them as Python's objects, which take ten times as much
+__all__ = ["RunStore", "StoreError", "find_run", "read_parts", "read_table"]
+_WORKERS = "workers.json"
 
 
 class RunStore:
@@ -58,8 +53,8 @@ class RunStore:
         self.committed: set[str] = set()
         self.problems: list[str] = []
         self._units: dict[str, str] = {}
-        self._end = _size(path / _JOURNAL)                  # of the journal, up to its last commit line
-        for one in journal.read(_lines(path / _JOURNAL, self._end), self.problems):
+        self._end = _size(path / JOURNAL)                  # of the journal, up to its last commit line
+        for one in journal.read(lines_of(path / JOURNAL, self._end), self.problems):
             self.committed.add(one.comparison_id)
             self._units.update((row["metric"], row["unit"]) for row in one.rows)
         self._rewrite = bool(self.problems)                 # leave the dropped lines out before appending
@@ -85,7 +80,7 @@ class RunStore:
             path.parent.mkdir(exist_ok=True)
             path.mkdir()
             atomic_write(path / "manifest.json", manifest.text())
-            (path / _JOURNAL).touch()
+            (path / JOURNAL).touch()
             if url:
                 mark(path, url)
         return cls(path, manifest)
@@ -179,7 +174,7 @@ class RunStore:
             self._mirror.send()
 
     def _write(self, lines: bytes) -> None:
-        path = self.path / _JOURNAL
+        path = self.path / JOURNAL
         if self._changed():
             raise ValueError(f"{path} has changed since this run was opened (another process wrote to it, or "
                              "an earlier write failed); open the run again")
@@ -188,9 +183,9 @@ class RunStore:
         if self.manifest.schema_version != SCHEMA_VERSION:  # rows of today's version follow
             self.manifest = self.manifest.model_copy(update={"schema_version": SCHEMA_VERSION})
             atomic_write(self.path / "manifest.json", self.manifest.text())
-        (self.path / _PARQUET).unlink(missing_ok=True)      # about to be out of date: readers take the journal
+        (self.path / PARQUET).unlink(missing_ok=True)      # about to be out of date: readers take the journal
         if self._mirror:
-            self._mirror.drop(_PARQUET)
+            self._mirror.drop(PARQUET)
         with open(path, "r+b", buffering=0) as file:
             file.seek(self._end)
             try:
@@ -206,11 +201,11 @@ class RunStore:
 
     def _changed(self) -> bool:
         """Whether the journal is not as this object knows it."""
-        return _size(self.path / _JOURNAL) != self._end
+        return _size(self.path / JOURNAL) != self._end
 
     def _clean(self) -> None:
         """Write the journal again, without what was dropped from it."""
-        path = self.path / _JOURNAL
+        path = self.path / JOURNAL
         with atomic_file(path) as file:
             for one in self._comparisons():
                 file.writelines(one.lines)
@@ -231,7 +226,7 @@ class RunStore:
 
     def _comparisons(self) -> Iterator[journal.Committed]:
         """What is committed, from disk, one comparison after another."""
-        return journal.read(_lines(self.path / _JOURNAL, self._end), [])
+        return journal.read(lines_of(self.path / JOURNAL, self._end), [])
 
     def rows(self) -> list[dict[str, Any]]:
         """All committed rows in the order they were appended, each with every column."""
@@ -239,7 +234,7 @@ class RunStore:
 
     def table(self) -> pd.DataFrame:
         """All committed rows as the result table."""
-        return _whole(_tables(self._comparisons()))
+        return whole(tables_of(self._comparisons()))
 
     def close(self) -> None:
         """Write readings.parquet, checked, and let the run go; it can be opened and appended to again.
@@ -252,7 +247,7 @@ class RunStore:
             if not self._changed():
                 if self._rewrite and known:                 # damage that cost nothing, such as a comparison twice
                     self._clean()
-                write_parts(lambda: _tables(self._comparisons()), self.path / _PARQUET, self._units)
+                write_parts(lambda: tables_of(self._comparisons()), self.path / PARQUET, self._units)
             if self._mirror and self._mirror.taken:
                 self._mirror.let_go()
         finally:
@@ -279,138 +274,6 @@ def read_workers(run: Path) -> dict[str, dict[str, Any]]:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _lines(path: Path, end: int | None = None) -> Iterator[bytes]:
-    """The lines of a journal up to a byte (all of them); none where the run was killed before there was one."""
-    try:
-        with opened_file(path) as file:
-            for line in file:
-                if end is not None and end <= 0:
-                    return
-                yield line
-                if end is not None:
-                    end -= len(line)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise StoreError(error.errno, f"{path} cannot be read: {error.strerror}; check its permissions") from error
-
-
-def _tables(comparisons: Iterable[journal.Committed], lines: int = _PART) -> Iterator[pd.DataFrame]:
-    """Committed comparisons as tables of about so many rows, one at least."""
-    rows: list[dict[str, Any]] = []
-    frames: list[pd.DataFrame] = []
-    first = True
-    for one in comparisons:
-        rows += one.rows
-        if len(rows) >= min(_ROWS, lines):
-            frames.append(table(rows))
-            rows = []
-            if sum(map(len, frames)) >= lines:
-                yield _whole(frames)
-                frames, first = [], False
-    if rows or frames or first:
-        yield _whole([*frames, table(rows)] if rows or not frames else frames)
-
-
-def _whole(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    import pandas as pd
-    parts = list(parts)
-    return parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
-
-
-def read_table(path: Path | str) -> pd.DataFrame:
-    """The result table of a run directory, or of a .parquet, .csv or .jsonl file of one.
-
-    Of a run directory its parquet if it was closed, else the committed part of its journal.
-    Refused in one sentence: a path that does not exist (StoreError), another kind of file, another schema version,
-    other columns (ValueError). Damage in a journal is a warning.
-    """
-    return _whole(read_parts(path))
-
-
-def read_parts(path: Path | str, lines: int = _PART) -> Iterator[pd.DataFrame]:
-    """The result table in parts of about so many lines, one at least; of a CSV all is held in memory, else one part."""
-    path = fetched(path) if is_url(path) else Path(path)
-    if not path.exists():
-        raise StoreError(errno.ENOENT, f"there are no results at {path}; give a run directory, a .parquet or a .csv")
-    if path.is_dir():
-        Manifest.read(path)
-        closed = path / _PARQUET
-        path = closed if closed.exists() else path / _JOURNAL
-    if path.suffix == ".parquet":
-        yield from _from_parquet(path, lines)
-    elif path.suffix == ".jsonl":
-        problems: list[str] = []
-        yield from _tables(journal.read(_lines(path), problems), lines)
-        for problem in problems:
-            warnings.warn(f"{path.parent.name}/{problem}", stacklevel=3)
-    elif path.suffix == ".csv":
-        whole = _from_csv(path)
-        for start in range(0, max(1, len(whole)), lines):
-            yield whole.iloc[start:start + lines]
-    else:
-        raise ValueError(f"{path} is no result table; give a run directory or one of: .parquet, .csv, .jsonl")
-
-
-def _from_parquet(path: Path, lines: int) -> Iterator[pd.DataFrame]:
-    import pyarrow
-    import pyarrow.parquet
-    try:
-        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            version = (file.schema_arrow.metadata or {}).get(b"kvlab.schema_version", b"unknown").decode()
-            known = check_schema_version(int(version) if version.isdigit() else version, str(path))
-            if file.metadata.num_rows == 0:
-                yield _typed(_frame(file.schema_arrow.empty_table()), path, known)
-            for batch in file.iter_batches(lines):
-                yield _typed(_frame(pyarrow.Table.from_batches([batch])), path, known)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as Parquet ({' '.join(str(error).split())}); in a run directory, "
-                         "delete it and the journal is read instead") from None
-
-
-def _frame(arrow: pyarrow.Table) -> pd.DataFrame:
-    """By the columns' own types: what pandas notes beside them has no checksum."""
-    import pandas as pd
-    import pyarrow
-    types = {pyarrow.string(): pd.StringDtype(), pyarrow.large_string(): pd.StringDtype(),
-             pyarrow.int64(): pd.Int64Dtype()}
-    return arrow.replace_schema_metadata(None).to_pandas(types_mapper=types.get)
-
-
-def _from_csv(path: Path) -> pd.DataFrame:
-    import pandas as pd
-    numbers = {name: [""] for name, dtype in COLUMNS.items() if dtype != "string"}
-    try:
-        names = pd.read_csv(path, nrows=0).columns
-        frame = pd.read_csv(path, dtype={name: COLUMNS.get(name, "string") for name in names},
-                            keep_default_na=False, na_values=numbers)
-        for name in frame.columns:                           # the quote before a formula: see write_csv
-            if frame[name].dtype == "string":
-                frame[name] = frame[name].str.replace(rf"^'(?={FORMULA[2:]})", "", regex=True)
-        return _typed(frame, path, version_of(names))
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as CSV ({error})") from None
-
-
-def _typed(frame: pd.DataFrame, path: Path, version: int) -> pd.DataFrame:
-    frame = migrated(frame, version)
-    wrong = [*(name for name in COLUMNS if name not in frame), *sorted(set(frame.columns) - set(COLUMNS))]
-    if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ValueError(f"{path} is not the result table of this kvlab: missing or unknown columns "
-                         f"{', '.join(wrong[:5])}{more}; give a run directory, or a table that kvlab wrote")
-    try:
-        typed = frame[list(COLUMNS)].astype(COLUMNS)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not the result table of this kvlab: a column holds another type ({error}); give a "
-                         "run directory, or a table that kvlab wrote") from None
-    for name, allowed in (("kind", KINDS), ("status", STATUSES)):
-        if odd := set(typed[name].unique()) - {*allowed, ""}:
-            raise ValueError(f"{path} has a {name} {sorted(odd, key=str)[0]!r}, which kvlab does not know; allowed: "
-                             f"{', '.join(allowed)}")
-    return typed
 
 
 def find_run(text: str, parent: Path | str) -> Path:
