@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from kvlab.record.reading import complete
+from kvlab.record.reading import BLANK, checked
 
 _ROW, _COMMIT, _CRC = b'{"row":', b'{"commit":', b',"crc":"'
 _TAIL = len(_CRC) + 8 + 2                                                   # ,"crc":"xxxxxxxx"}
@@ -23,10 +23,15 @@ _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class Committed(NamedTuple):
-    """A comparison that counts: its id, its complete rows and its lines as they stand in the journal."""
+    """A comparison that counts: its id, what its rows say and its lines as they stand in the journal."""
     comparison_id: str
-    rows: list[dict[str, Any]]
+    said: list[dict[str, Any]]                                              # without the blank columns: far smaller
     lines: list[bytes]
+
+    @property
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Its rows, each with every column."""
+        return ({**BLANK, **one} for one in self.said)
 
 
 def _line(start: bytes, content: dict[str, Any]) -> bytes:
@@ -47,7 +52,7 @@ def _sum(lines: Iterable[bytes]) -> str:
 
 
 def _decode(line: bytes) -> tuple[bytes, Any] | None:
-    """The content of a line with its start: a complete row, or (comparison_id, count, checksum of its rows or None).
+    """The content of a line with its start: what a row says, or (comparison_id, count, checksum of its rows or None).
 
     None if any byte of it is not as it was written, or if it was not written by kvlab.
     """
@@ -58,7 +63,7 @@ def _decode(line: bytes) -> tuple[bytes, Any] | None:
     try:                                                                    # a checksum can agree by chance, or intent
         content = json.loads(body)
         if start == _ROW:
-            return start, complete(content)
+            return start, checked(content)
         name, count = content["comparison_id"], content["count"]
         return (start, (name, count, content.get("rows"))) if type(name) is str and type(count) is int else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -85,8 +90,9 @@ def read(lines: Iterable[bytes], problems: list[str]) -> Iterator[Committed]:
             continue
         start, content = decoded
         if start == _ROW:
-            pending.setdefault(content["comparison_id"], []).append(content)
-            kept.setdefault(content["comparison_id"], []).append(line)
+            name = content.get("comparison_id", "")
+            pending.setdefault(name, []).append(content)
+            kept.setdefault(name, []).append(line)
             continue
         name, count, rows_sum = content
         rows, own = pending.pop(name, []), kept.pop(name, [])

@@ -113,7 +113,7 @@ case""".split())                                                          # the 
 READING = tuple(field.name for field in fields(Reading))                   # the columns of one reading
 COLUMNS = {name: _dtype(name) for name in CONTEXT + READING}               # the result table, in order
 _TYPES = {name: {"string": str, "Int64": int, "float64": float}[dtype] for name, dtype in COLUMNS.items()}
-_BLANK: dict[str, Any] = {name: "" if dtype == "string" else None for name, dtype in COLUMNS.items()}
+BLANK: dict[str, Any] = {name: "" if dtype == "string" else None for name, dtype in COLUMNS.items()}
 
 
 def complete(row: dict[str, Any]) -> dict[str, Any]:
@@ -121,9 +121,14 @@ def complete(row: dict[str, Any]) -> dict[str, Any]:
 
     Refused: a column the table does not have (KeyError), a value of the wrong type or an infinity (ValueError).
     """
-    full = dict(_BLANK)
+    return {**BLANK, **checked(row)}
+
+
+def checked(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row says as the result table takes it; what is absent is left out. Refuses what `complete` refuses."""
+    said = {}
     for name, value in row.items():
-        if name not in full:
+        if name not in COLUMNS:
             raise no_such("result column", name, COLUMNS)
         if value is None or value != value:
             continue
@@ -131,11 +136,11 @@ def complete(row: dict[str, Any]) -> dict[str, Any]:
             value = _cast(name, value)
         if type(value) is str and not value.isascii():
             value = value.encode("utf-8", "replace").decode()              # lone surrogates, as in odd file names
-        full[name] = value
-    for name in _FLOATS:
-        if full[name] in (math.inf, -math.inf):
-            raise ValueError(f"column {name!r} of metric {full['metric']!r} is infinite; it must be finite or absent")
-    return full
+        if value in (math.inf, -math.inf):
+            raise ValueError(f"column {name!r} of metric {row.get('metric')!r} is infinite; it must be finite or "
+                             "absent")
+        said[name] = value
+    return said
 
 
 def _cast(name: str, value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import errno
 import warnings
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,8 @@ def tables_of(comparisons: Iterable[journal.Committed], lines: int = _PART) -> I
     rows: list[dict[str, Any]] = []
     frames: list[pd.DataFrame] = []
     first = True
-    for one in comparisons:
-        rows += one.rows
+    for row in chain.from_iterable(one.rows for one in comparisons):
+        rows.append(row)
         if len(rows) >= min(_ROWS, lines):
             frames.append(table(rows))
             rows = []

@@ -24,7 +24,7 @@ def replay(data):
     problems = []
     committed = list(read(io.BytesIO(data), problems))
     assert all(line in data for one in committed for line in one.lines)
-    return {one.comparison_id: one.rows for one in committed}, problems
+    return {one.comparison_id: list(one.rows) for one in committed}, problems
 
 
 @pytest.fixture(scope="module")
