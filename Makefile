@@ -49,8 +49,9 @@ fuzz: venv  ## hostile input, 100,000 for every parser: a table, findings in pro
 audit:  ## known vulnerabilities in the locked versions (pip-audit; needs the advisory database)
 	$(PYTHON) -m venv build/audit
 	build/audit/bin/python -m pip install -q pip-audit
-	build/audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt || { echo "make audit: something \
-	was found, or the advisory database could not be asked (see above)" >&2; exit 1; }
+	rm -f build/audit/found.txt
+	build/audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt -o build/audit/found.txt || { \
+	cat build/audit/found.txt 2>/dev/null || echo "make audit: the advisory database could not be asked" >&2; exit 1; }
 
 clean:  ## remove .venv, caches and build output; runs in profiles/ stay
 	rm -rf .venv dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage .coverage.*

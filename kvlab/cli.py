@@ -5,6 +5,7 @@ Exit codes: 0 all well, 1 some row failed (missing is no failure), 2 wrong use.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import warnings
 from dataclasses import asdict, replace
@@ -40,6 +41,7 @@ def main() -> None:
         sys.exit(print(f"kvlab {__version__}"))
     if len(sys.argv) == 1:
         sys.argv.append("--help")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)       # `kill`, `timeout` and containers end it as Ctrl-C
     try:
         code = app(standalone_mode=False)
     except KeyboardInterrupt:
@@ -109,7 +111,7 @@ def ls(what: Annotated[str, typer.Argument(autocompletion=names("lists"), help="
     """List what kvlab knows, the runs made here, and why a variant or a probe cannot run here."""
     from kvlab.listing import LISTS, brief
     from kvlab.registry import no_such
-    from kvlab.show import print_list
+    from kvlab.show import print_list, printable
     if not what:
         raise ValueError(f"say what to list: {', '.join(LISTS)}")
     if what not in LISTS:
@@ -120,6 +122,9 @@ def ls(what: Annotated[str, typer.Argument(autocompletion=names("lists"), help="
     if not rows:
         return print(f"there are no {what} here")
     print_list(brief(rows))
+    for row in rows:
+        if said := row.get("problem"):
+            print(f"kvlab: {printable(said)}", file=sys.stderr)
 
 
 @app.command(cls=verb("kvlab measure --variant sdpa --kv-len 4096",

@@ -126,13 +126,14 @@ def runs(out: Path | str = "profiles") -> Iterator[dict]:
             owner, workers = None, 0
         name = run.get("run_id") or Path(path).name
         planned = run.get("cases")
-        state = (f"damaged: {bad[path]}" if path in bad else f"being written by {owner}" if owner else
+        state = ("damaged" if path in bad else f"being written by {owner}" if owner else
                  f"{comparisons:,} of {planned:,} cases" if planned and comparisons < planned else run["state"])
         created = run.get("created_utc", "")                # 2026-01-02 03:04:05
         yield dict(name=name[-6:], run_id=name, study=run.get("study", Path(path).parent.name),
                    size=run.get("size", ""), device=run.get("device", ""), created_utc=created and f"{created}Z",
                    when=created[:16], comparisons=comparisons, readings=readings, failed=failed, state=state,
-                   workers=workers or None, engine=run.get("engine", ""), machine=_machine(run), path=path)
+                   workers=workers or None, engine=run.get("engine", ""), machine=_machine(run), path=path,
+                   problem=bad.get(path, ""))
 
 
 def _machine(run: dict) -> str:
@@ -146,7 +147,7 @@ def brief(rows: list[dict]) -> list[dict]:
     """Of runs what a line of the terminal has room for; of other lists all."""
     if not rows or "when" not in rows[0]:
         return rows
-    left_out = {"run_id", "created_utc", "path"}
+    left_out = {"run_id", "created_utc", "path", "problem"}
     if all(row["engine"] in ("local", "") for row in rows):
         left_out.add("engine")
     return [{name: value for name, value in row.items() if name not in left_out} for row in rows]

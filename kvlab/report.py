@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 from kvlab.record._places import is_url
 from kvlab.record.environment import Manifest
 from kvlab.record.export import atomic_write
+from kvlab.record.query import gpus
 from kvlab.record.reading import CONTEXT
 from kvlab.record.remote import fetched
-from kvlab.record.store import read_table
+from kvlab.record.store import read_table, read_workers
 from kvlab.record.wide import wide
 from kvlab.units import display
 
@@ -74,17 +75,17 @@ def write_report(run: Path | str, out: Path | str | None = None) -> Path:
         out = f"{run.name}.html" if far or not os.access(run, os.W_OK) else run
     out = Path(out)
     path = out / "report.html" if out.is_dir() else out
-    atomic_write(path, _page(manifest, table).encode())
+    atomic_write(path, _page(manifest, table, run).encode())
     return path
 
 
-def _page(manifest: Manifest, table: pd.DataFrame) -> str:
+def _page(manifest: Manifest, table: pd.DataFrame, run: Path) -> str:
     study = _study(manifest.study)
     title = f"{manifest.study}, run {manifest.run_id}"
     question = (study.__doc__ or "").strip().split("\n")[0] if study else ""
     body = [f"<h1>{escape(title)}</h1>", f'<p class="question">{escape(question)}</p>', *_run_facts(manifest, table),
             *_findings(study, table), *_figures(manifest.study, table), *_cases(table), *_absent(table),
-            "<h2>The machine and its software</h2>", _facts(manifest.environment), *_kinds()]
+            "<h2>The machine and its software</h2>", *_workers(run, table), _facts(manifest.environment), *_kinds()]
     return "\n".join([
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
@@ -101,7 +102,8 @@ def _study(name: str) -> ModuleType | None:
 def _run_facts(manifest: Manifest, table: pd.DataFrame) -> Iterator[str]:
     variants = ", ".join(v.ref + (f" (SHA-256 {v.sha256[:12]})" if v.sha256 else "") for v in manifest.variants)
     facts = {"date": manifest.created_utc, "command": shlex.join(manifest.argv), "size": manifest.size,
-             "device": manifest.device, "hardware": _listed(table["hardware"].replace("none", "")),
+             "device": manifest.device, "engine": manifest.options.get("engine", ""),
+             "hardware": _listed(table["hardware"].replace("none", "")),
              "variants": variants, "models": ", ".join(manifest.models), "seeds": ", ".join(map(str, manifest.seeds))}
     yield "<h2>What was run</h2>"
     yield _facts(facts)
@@ -239,6 +241,26 @@ def _absent(table: pd.DataFrame) -> Iterator[str]:
 
 def _listed(values: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(value for value in values if value))
+
+
+def _workers(run: Path, table: pd.DataFrame) -> Iterator[str]:
+    """Of a run on a cluster, which worker gave how many cases, and on what."""
+    try:
+        workers = read_workers(run)
+    except ValueError as error:                                           # the readings do without
+        yield f"<p>{escape(str(error))}</p>"
+        return
+    if not workers:
+        return
+    cases = table.groupby("worker")["comparison_id"].nunique()
+    heads = "".join(f"<th>{head}</th>" for head in ("worker", "cases", "GPUs", "CPU", "cores", "torch", "Python"))
+    lines = []
+    for name, found in sorted(workers.items()):
+        about = (str(found.get(key) or "") for key in ("cpu", "logical_cores", "torch", "python"))
+        cells = (name, f"{cases.get(name, 0):,}", gpus(found), *about)
+        lines.append(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
+    yield (f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table><p>The machine that ran "
+           "kvlab itself:</p>")
 
 
 def _kinds() -> Iterator[str]:

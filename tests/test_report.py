@@ -160,3 +160,19 @@ def test_what_is_no_run_directory_is_refused(store, tmp_path):
         write_report(tmp_path)
     with pytest.raises(StoreError, match="cannot write"):
         write_report(store.path, tmp_path / "no" / "such" / "folder.html")
+
+
+def test_a_run_on_a_cluster_says_which_worker_gave_how_many_cases_and_on_what(tmp_path):
+    store = RunStore.create(tmp_path, "soak", Manifest(study="soak", options={"engine": "ray"}, environment={}))
+    for name, worker in (("a", "1f0000"), ("b", "1f0000"), ("c", "2e0000/gpu0")):
+        store.append(name, [dict(worker=worker, **dataclasses.asdict(missing("power", "W", "none")))])
+    store.met("1f0000", {"cpu": f"A CPU {EVIL}", "logical_cores": 4, "gpus": []})
+    store.met("2e0000/gpu0", {"cpu": "B", "gpus": [{"name": "H200"}], "torch": "2.13.0"})
+    store.close()
+    texts = Elements(write_report(store.path).read_text()).texts
+    at = texts.index("worker", texts.index("The machine and its software"))
+    said = [text for text in texts[at:] if text.strip()]
+    assert ["1f0000", "2", f"A CPU {EVIL}", "4"] == said[7:11] and said[11:15] == ["2e0000/gpu0", "1", "H200", "B"]
+    assert texts[texts.index("engine") + 1] == "ray"
+    (store.path / "workers.json").write_text("{")
+    assert "workers.json is damaged" in write_report(store.path).read_text()

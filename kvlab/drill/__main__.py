@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -34,6 +35,7 @@ def main(words: list[str] | None = None) -> int:
     if sys.platform == "win32":
         print("not run: Windows has no SIGKILL, and its processes cannot fork; use Linux or macOS")
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)       # so that what is mounted is taken away again
     seed = secrets.randbelow(10**6) if given.seed is None else given.seed
     began, tallies = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="kvlab-drill-") as folder, warnings.catch_warnings():

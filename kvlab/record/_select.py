@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,9 @@ def only_reads(con: duckdb.DuckDBPyConnection, sql: str) -> None:
         raise ValueError("the SQL is nested too deep") from None
     if tree.get("error"):
         said = " ".join(str(tree.get("error_message", "")).split())
-        raise ValueError("a query is one SELECT, and nothing else is run" if "Only SELECT" in said else
-                         f"the SQL cannot be read: {said}{_place(tree, sql)}")
+        raise ValueError("a query is one SELECT, and nothing else is run (in place of PIVOT there is avg(value) FILTER "
+                         "(metric = 'latency_s'))" if "Only SELECT" in said else
+                         f"the SQL cannot be read: {said}{_place(tree, sql)}{_word(sql)}")
     if len(tree["statements"]) != 1:
         raise ValueError(f"a query is one SELECT, and here are {len(tree['statements'])} statements; ask one at a time")
     pending = [tree["statements"][0]]
@@ -50,6 +52,11 @@ def only_reads(con: duckdb.DuckDBPyConnection, sql: str) -> None:
 def _place(tree: dict, sql: str) -> str:
     place = str(tree.get("position", ""))
     return f", at {sql[int(place):][:30]!r}" if place.isdecimal() and sql[int(place):].strip() else ""
+
+
+def _word(sql: str) -> str:
+    """A hint where a column whose name is a word of SQL stands without quotes."""
+    return '; the column case is written "case"' if re.search(r'(?<!")\bcase\b(?!"|\s+when\b)', sql, re.I) else ""
 
 
 def explained(error: Exception, readings: Iterable[str], runs: Iterable[str]) -> ValueError:

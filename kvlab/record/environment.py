@@ -292,6 +292,6 @@ class Manifest(BaseModel):
             return cls.model_validate(content, context=_STORED)
         except ValidationError as error:
             first = error.errors()[0]
-            where = f" at {'.'.join(map(str, first['loc']))}" if first["loc"] else ""
+            where = f" at {'.'.join(map(str, first['loc'])):.80}" if first["loc"] else ""
             raise ValueError(f"{path} is damaged{where}: {first['msg'].removeprefix('Value error, ')}; the readings "
                              "beside it can still be read: kvlab export and query take its readings.jsonl") from None

@@ -62,7 +62,7 @@ class Held:
             except Timeout:
                 owner = read_owner(self.run)
                 raise StoreError(errno.EBUSY, f"{self.run} is being written by {owner}; wait for it to end, or stop it "
-                                              "(kill -INT), and go on with --resume then") from None
+                                              "(kill), and go on with --resume then") from None
             try:
                 now = datetime.now(UTC).strftime(_TIME)
                 atomic_write(self.run / OWNER, json.dumps({"pid": os.getpid(), "since": now}).encode())

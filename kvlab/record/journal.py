@@ -78,7 +78,8 @@ def read(lines: Iterable[bytes], problems: list[str]) -> Iterator[Committed]:
     seen: set[str] = set()
     pending: dict[str, list[dict[str, Any]]] = {}                           # rows since the last commit line
     kept: dict[str, list[bytes]] = {}                                       # and their lines
-    damaged: list[int] = []                                                 # numbers of bad lines since then
+    damaged: list[int] = []                                                 # numbers of the first bad lines since then
+    more = 0                                                                # how many came after those
     torn = False
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
@@ -86,7 +87,10 @@ def read(lines: Iterable[bytes], problems: list[str]) -> Iterator[Committed]:
             break
         decoded = _decode(line[:-1])
         if decoded is None:
-            damaged.append(number)
+            if len(damaged) < _NAMED:
+                damaged.append(number)
+            else:
+                more += 1
             continue
         start, content = decoded
         if start == _ROW:
@@ -102,24 +106,25 @@ def read(lines: Iterable[bytes], problems: list[str]) -> Iterator[Committed]:
         elif len(rows) != count or rows_sum not in (None, _sum(own)):    # a line lost, doubled or moved
             pending[name] = rows
         if damaged or pending:
-            problems.append(_dropped(damaged, list(pending), f"line {number}"))
+            problems.append(_dropped(damaged, more, list(pending), f"line {number}"))
         if name not in seen and name not in pending:
             seen.add(name)
             yield Committed(name, rows, [*own, line])
-        pending, kept, damaged = {}, {}, []
+        pending, kept, damaged, more = {}, {}, [], 0
     if damaged or pending or torn:
-        problems.append(_dropped(damaged, list(pending), "its end"))
+        problems.append(_dropped(damaged, more, list(pending), "its end"))
 
 
-def _dropped(damaged: list[int], names: list[str], where: str) -> str:
-    what = f"comparison {_some(map(repr, names))}" if names else "the comparison there"
+def _dropped(damaged: list[int], more: int, names: list[str], where: str) -> str:
+    what = f"comparison {_some(list(map(repr, names)))}" if names else "the comparison there"
     if damaged:
-        why = f"line {_some(map(str, damaged))} is damaged (checksum does not agree)"
+        why = f"line {_some(list(map(str, damaged)), more)} is damaged (checksum does not agree)"
     else:
         why = f"at {where} there are readings without their whole commit, as a kill in mid-run leaves them"
     return f"readings.jsonl: {why}, so {what} counts as not committed and is measured again on --resume"
 
 
-def _some(names: Iterable[str]) -> str:
-    names = [name if len(name) <= _LONG else f"{name[:_LONG]}…" for name in names]
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+def _some(names: list[str], more: int = 0) -> str:
+    more += len(names[_NAMED:])
+    shown = [name if len(name) <= _LONG else f"{name[:_LONG]}…" for name in names[:_NAMED]]
+    return ", ".join(shown) + (f" and {more} more" if more else "")

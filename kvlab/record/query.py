@@ -99,7 +99,8 @@ class Store:
         self.problems: list[str] = []
         self._con = con
         self._files: dict[tuple[str, ...], dict[str, Path]] = {}    # by columns that they lack: files, of what
-        con.execute(f"CREATE TABLE kept ({', '.join(map(' '.join, zip(_NAMES, READINGS.values())))})")
+        con.execute("CREATE SCHEMA own")                        # where SHOW TABLES does not look
+        con.execute(f"CREATE TABLE own.kept ({', '.join(map(' '.join, zip(_NAMES, READINGS.values())))})")
 
     def load(self, found: Iterable[Source | Bad]) -> None:
         """Read manifests and journals, find the Parquet files, and shut DuckDB in."""
@@ -118,7 +119,7 @@ class Store:
                     raise error if isinstance(error, StoreError) else ValueError(why) from None
                 self.bad.append(Bad(one.path, why))
         parts = [_scan(files, lacks) for lacks, files in self._files.items()]
-        self._con.execute(f"CREATE VIEW readings AS {' UNION ALL '.join([*parts, 'SELECT * FROM kept'])}")
+        self._con.execute(f"CREATE VIEW readings AS {' UNION ALL '.join([*parts, 'SELECT * FROM own.kept'])}")
         self._write_runs()
         allowed = ", ".join(_text(file) for files in self._files.values() for file in files)
         self._con.execute(f"SET allowed_paths = [{allowed}]")
@@ -156,7 +157,7 @@ class Store:
                     for run_id, study in frame[["run_id", "study"]].drop_duplicates().itertuples(index=False):
                         self._claim(source, run_id, dict(run_id=run_id, study=study))
                 self._con.register("part", pyarrow.Table.from_pandas(frame, preserve_index=False))
-                self._con.execute("INSERT INTO kept BY NAME SELECT * FROM part")
+                self._con.execute("INSERT INTO own.kept BY NAME SELECT * FROM part")
                 self._con.unregister("part")
         self.problems += [f"{source.path}: {one.message}" for one in said]
 
@@ -187,7 +188,7 @@ class Store:
         try:
             found = self._con.execute(ask.format("readings")).fetchall()
         except (duckdb.Error, UnicodeDecodeError):          # some file of many: which?
-            found = self._con.execute(ask.format("kept")).fetchall()
+            found = self._con.execute(ask.format("own.kept")).fetchall()
             for file, path in (one for files in self._files.values() for one in files.items()):
                 try:
                     found += self._con.execute(ask.format(f"read_parquet({_text(file)})")).fetchall()

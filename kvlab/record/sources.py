@@ -86,12 +86,13 @@ def _meant(store: str, profiles: Path) -> Iterator[tuple[Path, Path | None]]:
     elif is_url(store):
         yield fetched(store), None
     elif path.is_dir() and not _is_run(path):
-        found = [*path.glob("*/manifest.json"), *path.glob("*/*/manifest.json")]
+        found = {file.parent for name in ("manifest.json", "readings.jsonl", "readings.parquet")
+                 for pattern in (f"*/{name}", f"*/*/{name}") for file in path.glob(pattern)}
         if not found:
             raise StoreError(errno.ENOENT, f"{path} holds no runs; give a folder with <study>/<run> in it, such as the "
                                            "profiles that kvlab run writes, a run directory or a file of results")
         folder = path.resolve()
-        yield from ((manifest.parent, folder) for manifest in sorted(found, key=lambda one: one.parent.name))
+        yield from ((run, folder) for run in sorted(found, key=lambda one: one.name))
     elif path.exists() or path.is_symlink():
         yield path, None
     elif _pattern(store):
@@ -103,6 +104,9 @@ def _meant(store: str, profiles: Path) -> Iterator[tuple[Path, Path | None]]:
     elif path.suffix in FILES or len(path.parts) > 1:
         raise StoreError(errno.ENOENT, f"there are no results at {path}; give a run directory, a folder of runs, or a "
                                        ".parquet, .csv or .jsonl file")
+    elif store == str(profiles):
+        raise StoreError(errno.ENOENT, f"there is no folder {store} with runs here; kvlab run memory_wall makes one, "
+                                       f"and the word {REFERENCE} stands for the runs that ship with kvlab")
     else:
         yield find_run(store, profiles), None
 

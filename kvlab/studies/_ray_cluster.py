@@ -5,9 +5,11 @@ import contextlib
 import logging
 import os
 import re
+import signal
 import socket
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from kvlab.studies._worker import cores
@@ -68,10 +70,11 @@ def connected(address: str | None) -> tuple[Any, bool]:
                              "ray.shutdown() first")
         return ray, False
     if not ray.is_initialized():
-        if address is None:
-            _start(ray)
-        else:
-            _reach(ray, address)
+        with _own_sigterm():
+            if address is None:
+                _start(ray)
+            else:
+                _reach(ray, address)
         _ours = True
         _hush()
     return ray, True
@@ -83,6 +86,17 @@ def disconnect(ray) -> None:
     ray.shutdown()
     _ours = False
     _hush(False)
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep what SIGTERM does here: Ray would print its stack and die of it, where kvlab ends the run."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _start(ray) -> None:

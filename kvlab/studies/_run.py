@@ -227,7 +227,7 @@ def case_row(case: Case, reading: Reading, case_id: str | None = None, /, **colu
 
 
 def _with_progress(results, total, study, progress):
-    if not progress:
+    if not progress or not total:                   # of a complete run that is resumed there is nothing to show
         return results
     from tqdm.auto import tqdm
     # cases differ in length: tqdm's own 0.3 is about the last three of them, a mean of all (0) holds the start too

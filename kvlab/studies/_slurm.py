@@ -92,7 +92,7 @@ def _answers(board: _Board, running: list, start: Callable[[], Any], jobs: int,
                 refused, most = 0, REFUSED
             except Exception as error:                  # submitit's own; a controller that restarts says no for a while
                 refused += 1
-                if not running and refused >= most:
+                if not running and (refused >= most or "nvalid" in str(error)):     # a partition that is not there
                     raise ValueError(f"Slurm takes no job: {_last(str(error))}") from None
                 if refused == 1:
                     print(f"kvlab: Slurm takes no job now ({_last(str(error))}); tried again", file=sys.stderr)
@@ -141,11 +141,16 @@ class _Board:
     def feed(self) -> int:
         """Write cases until there are enough ahead; how many nobody has taken."""
         waiting = sum(1 for _ in (self.folder / "todo").glob("*.json"))
+        return waiting + self._more(AHEAD - waiting)
+
+    def _more(self, most: int) -> int:
+        """Write so many further cases at most; how many were written."""
+        written = 0
         with explained(self.folder):
-            for number in islice(self._unfed, AHEAD - waiting):
+            for number in islice(self._unfed, most):
                 self._write(number)
-                waiting += 1
-        return waiting
+                written += 1
+        return written
 
     def _write(self, number: int) -> None:
         file = self.folder / "todo" / f"{number}.json"
@@ -168,6 +173,7 @@ class _Board:
             if number in self.open and rows:            # else a job that was taken for dead answers too: once is enough
                 self.open.discard(number)
                 yield rows
+                self._more(1)                           # jobs end where none waits, and a thousand answers take a while
             remove(file)                                # committed: the caller came back for more
             yield from self._again([number], "its answer is damaged", "nothing")
 

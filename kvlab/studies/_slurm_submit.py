@@ -1,8 +1,10 @@
 """How a Slurm job is asked for, through submitit: sbatch's options, what the cases need, the job's name."""
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,11 @@ def executor(cluster: str) -> Callable[[Path, dict[str, Any]], Callable[[], Any]
                 name if name in GENERIC else f"slurm_{name}": int(value) if name in GENERIC else value
                 for name, value in {"timeout_min": MINUTES, **options}.items()})
         except (NameError, AssertionError, ValueError, RuntimeError) as error:
-            raise ValueError(f"--address: {str(error).partition(chr(10))[0]}") from None
+            said = str(error).partition("\n")[0]
+            if unknown := re.match(r"Unknown argument '(\w+)'.* Valid arguments: (.*)", said):
+                near = get_close_matches(unknown[1], ["jobs", *GENERIC, *unknown[2].split(", ")])
+                said = f"sbatch has no option {unknown[1]!r}; " + (
+                    f"near it: {', '.join(near)}" if near else "see man sbatch")
+            raise ValueError(f"--address: {said}") from None
         return lambda: submits.submit(take, str(board))
     return make

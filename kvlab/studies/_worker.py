@@ -31,6 +31,7 @@ from kvlab.units import GiB
 
 DIED = "the worker process died"
 START_S = 60                    # seconds more that a fresh worker has for importing torch
+STARTS = 3                      # of workers in a row that die before they are ready: more would cost every case
 
 
 def worker_each(patience_s: float) -> Each:
@@ -123,11 +124,12 @@ class Worker:
 
     def __init__(self, patience_s: float):
         self.patience_s, self.process, self.closed = patience_s, None, False
+        self.unready = 0                            # workers in a row that died before they could take a case
         self.starting = threading.Lock()            # closed by another thread, it starts nothing that none would end
 
     def rows(self, job: Job, case: Case) -> list[dict]:
         """The case's rows. A trial that brings the worker down gets failed (or oom) rows and the case is run again
-        without it; a case that dies outside any trial is one failed row."""
+        without it; a case that dies outside any trial is one failed row. ValueError: no worker can start here."""
         failures: dict[str, tuple[str, str]] = {}
         while True:
             last, answer = self._ask(job, case, failures)
@@ -147,6 +149,7 @@ class Worker:
             if self.process is None or self.process.poll() is not None:
                 self._start()
                 patience_s += START_S
+                self.unready += 1                   # until it says otherwise
         self._send(dict(study=job.study, artifacts=None if job.artifacts is None else str(job.artifacts),
                         probes=job.probes, also=job.also, failures=failures,
                         **(case.message if isinstance(case, Told) else message_of(case))))
@@ -160,8 +163,16 @@ class Worker:
             if line is None:
                 code = self.process.wait()
                 self._kill()                        # what it started and left behind
+                if self.unready >= STARTS and not self.closed:
+                    raise ValueError(f"no worker process starts on this machine: {_cause_of_death(code)[1]}, {STARTS} "
+                                     "times in a row before it was ready; mend what its error output says, then go on "
+                                     "with --resume")
+                if self.unready:                    # no fault of the case
+                    return self._ask(job, case, failures)
                 return last, {"died": _cause_of_death(code)}
-            message, patience_s = json.loads(line), self.patience_s
+            message, patience_s, self.unready = json.loads(line), self.patience_s, 0
+            if "ready" in message:
+                continue
             if "at" not in message:
                 return last, message
             last = tuple(message["at"])
@@ -260,6 +271,7 @@ def serve() -> None:
         except BrokenPipeError:                     # the parent was killed: nobody is left to tell
             os._exit(0)
 
+    say({"ready": True})
     while True:
         message = json.loads(given.get())
         if message["artifacts"]:                    # a run keeps what its variants print; a single call shows it

@@ -1,7 +1,6 @@
 """kvlab watch: a serving engine's own metrics, in one vocabulary whichever engine it is, with alerts."""
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -68,12 +67,10 @@ def command(url: Annotated[str, typer.Argument(help="http://host:port of the ser
     if out is not None and out.suffix != ".parquet":
         raise ValueError(f"--out {out} must be a .parquet file")
     looks, for_s = [], None if for_ is None else seconds("--for", for_)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)      # `timeout` and containers end it as Ctrl-C
     try:
         fired = _show(server, thresholds, seconds("--every", every), for_s, once, as_json,
                       looks.append if out is not None else lambda look: None)
     finally:                                             # whatever ended the watch: what was seen is kept
-        signal.signal(signal.SIGTERM, before)
         if looks:
             from kvlab.record.export import write_parquet
             from kvlab.record.reading import table

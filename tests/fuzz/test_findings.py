@@ -4,12 +4,15 @@ import json
 import time
 import tracemalloc
 import warnings
+import zlib
 
 import pytest
 
 from kvlab.catalog import resolve
 from kvlab.catalog._files import bytes_of, parse_json, too_dense
 from kvlab.catalog.safetensors_file import read_weights
+from kvlab.record import journal
+from kvlab.record.environment import Manifest
 from kvlab.record.trace import load
 from kvlab.registry import LONGEST, no_such
 from kvlab.serving import names
@@ -184,3 +187,25 @@ def test_a_value_as_long_as_the_file_is_not_repeated_whole(tmp_path):
     with pytest.raises(ValueError, match="nothing says which layers|it has a window of") as refused:
         resolve.model(str(tmp_path / "config.json"))
     assert len(str(refused.value)) < 800 + len(str(tmp_path)), str(refused.value)
+
+
+def _sealed_line(kind, content):
+    return b'{"%s":%s,"crc":"%08x"}\n' % (kind, content, zlib.crc32(content))
+
+
+@pytest.mark.parametrize("lines", [
+    [b"{}\n"] * 200_000,
+    [*[_sealed_line(b"row", b'{"comparison_id":"c"}')] * 20_000,
+     _sealed_line(b"commit", b'{"comparison_id":"c","count":20000}')]], ids=["damaged lines", "tiny rows"])
+def test_a_journal_takes_little_more_memory_than_its_bytes(lines):
+    assert peak(lambda: list(journal.read(lines, []))) < 10 * sum(map(len, lines))
+
+
+def test_a_damaged_manifest_does_not_repeat_a_name_as_long_as_itself(tmp_path):
+    content = json.loads(Manifest(study="memory_wall", variants=[dict(ref="a")]).text())
+    content["variants"][0]["x" * 3000] = 1
+    known = {name: value for name, value in content.items() if name in Manifest.model_fields}
+    (tmp_path / "manifest.json").write_text(json.dumps(known))
+    with pytest.raises(ValueError, match="damaged at variants.0.xxx") as refused:
+        Manifest.read(tmp_path)
+    assert len(str(refused.value).replace(str(tmp_path), "")) < 400

@@ -1,4 +1,5 @@
 """The Ray engine: a real cluster of this machine, whose processes and nodes are killed; its plain parts without Ray."""
+import contextlib
 import os
 import signal
 import socket
@@ -39,14 +40,10 @@ class Kills(Naive):
         os.kill(os.getppid(), signal.SIGKILL)                   # Ray's process, above the one that measures
 """
 DRIVER = """
-import sys
+from kvlab.cli import main
 from kvlab.studies import soak
-from kvlab.studies._run import run
 soak.cases = lambda *size, **options: [soak.Tiny(index, work_s=0.2) for index in range(12)]
-try:
-    run("soak", size="smoke", engine="ray", out=sys.argv[1], progress=False)
-except ValueError as error:
-    sys.exit(f"refused: {error}")
+main()
 """
 
 
@@ -76,8 +73,12 @@ def cluster():
 
 def hands(node):
     """kvlab's Ray processes on a node."""
-    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-    return [one for one in raylet.children() if one.cmdline() and one.cmdline()[0].startswith("ray::Hand")]
+    found = []
+    for one in psutil.Process(node.all_processes["raylet"][0].process.pid).children():
+        with contextlib.suppress(psutil.Error):                 # it ends just now
+            if one.cmdline() and one.cmdline()[0].startswith("ray::Hand"):
+                found.append(one)
+    return found
 
 
 def work(monkeypatch, n, work_s=0.2):
@@ -85,8 +86,14 @@ def work(monkeypatch, n, work_s=0.2):
 
 
 def go(cluster, path, **more):
-    return run("soak", **({} if "resume" in more else dict(size="smoke", out=path)), engine="ray",
-               address=cluster.address, progress=False, **more)
+    """A run, after which the places are free again and the cluster is still there."""
+    store = run("soak", **({} if "resume" in more else dict(size="smoke", out=path)), engine="ray",
+                address=cluster.address, progress=False, **more)
+    until = time.monotonic() + 60                           # Ray ends its processes when it gets round to it
+    while hands(cluster.head_node):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    return store
 
 
 def each_once(store, n):
@@ -114,7 +121,6 @@ def test_a_run_on_a_cluster_has_every_case_once_and_says_who_measured_it(cluster
     assert {row["worker"] for row in store.rows()} == {worker} and len(worker) == 6
     assert found["kvlab"] == environment()["kvlab"] and store.manifest.options["engine"] == "ray"
     assert "".join(capfd.readouterr()) == ""
-    assert not hands(cluster.head_node), "the places are free again, and the cluster is still there"
 
 
 def test_a_process_killed_in_mid_run_costs_no_case(cluster, tmp_path, monkeypatch, capfd):
@@ -176,17 +182,22 @@ def marked(mark):
     return found
 
 
-def test_a_ray_of_this_machine_ends_with_ctrl_c_and_the_run_is_completed(cluster, tmp_path, monkeypatch):
+@pytest.mark.parametrize("end", [lambda pid: os.killpg(pid, signal.SIGINT), lambda pid: os.kill(pid, signal.SIGTERM)],
+                         ids=["Ctrl-C", "kill"])
+def test_a_ray_of_this_machine_ends_with_its_run_which_is_completed(cluster, tmp_path, monkeypatch, end):
     mark = str(tmp_path)
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stderr=subprocess.PIPE, text=True,
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, "run", "soak", "--size", "smoke", "--engine", "ray",
+                               "--out", str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                               env={**os.environ, "KVLAB_TEST_MARK": mark}, start_new_session=True)
     while not (found := [p for p in tmp_path.glob("soak/*/*.jsonl") if p.read_bytes().count(b'"commit"') >= 3]):
         if driver.poll() is not None:
             pytest.skip(f"a second Ray did not start: {driver.stderr.read()}")
         time.sleep(0.1)
     assert len(marked(mark)) > 4
-    os.killpg(driver.pid, signal.SIGINT)
-    assert "KeyboardInterrupt" in driver.communicate(timeout=120)[1] and driver.returncode
+    end(driver.pid)
+    said = driver.communicate(timeout=120)[1]
+    assert driver.returncode == 130 and "SIGTERM" not in said and "Traceback" not in said, said
+    assert f"what was committed is kept. Go on with: kvlab run soak --resume {tmp_path}/soak" in said
     until = time.monotonic() + 30
     while (left := marked(mark)) and time.monotonic() < until:
         time.sleep(0.1)

@@ -158,14 +158,29 @@ def test_the_folder_holds_few_cases_ahead_however_many_there_are(tmp_path, monke
     assert len(waiting) == 5 and board.feed() == 0
 
 
-def test_a_cluster_that_takes_no_job_is_said_and_ends_the_run(tmp_path, monkeypatch, capsys):
+def test_jobs_find_new_cases_while_the_runner_commits_what_they_answered(tmp_path, monkeypatch):
+    monkeypatch.setattr(_slurm, "AHEAD", 3)
+    board = board_of(tmp_path, 6)
+    assert board.feed() == 3
+    for number in range(3):
+        taken(board, "7", number)
+        answer(board, number)
+    waiting = []
+    for _ in board.answered():
+        waiting.append({file.stem for file in (board.folder / "todo").iterdir()} - {"0", "1", "2"})
+    assert waiting == [set(), {"3"}, {"3", "4"}]
+
+
+@pytest.mark.parametrize(("why", "again"), [("sbatch: error: invalid partition specified: gpu", 0),
+                                            ("sbatch: error: Socket timed out on send/recv operation", 1)])
+def test_a_cluster_that_takes_no_job_is_said_and_ends_the_run(tmp_path, monkeypatch, capsys, why, again):
     monkeypatch.setattr(_slurm, "LOOK_S", 0.0)
 
     def refuse():
-        raise RuntimeError("sbatch: error: invalid partition specified: gpu\nsrun: bye")
-    with pytest.raises(ValueError, match="Slurm takes no job: sbatch: error: invalid partition specified: gpu"):
+        raise RuntimeError(f"{why}\nsrun: bye")
+    with pytest.raises(ValueError, match=f"Slurm takes no job: {why}"):
         list(_slurm._answers(board_of(tmp_path, 1), [], refuse, 1, lambda *of: None))
-    assert capsys.readouterr().err.count("tried again") == 1
+    assert capsys.readouterr().err.count("tried again") == again
 
 
 def test_jobs_that_never_take_a_case_end_the_run_with_what_they_said(tmp_path):
@@ -178,7 +193,8 @@ def test_jobs_that_never_take_a_case_end_the_run_with_what_they_said(tmp_path):
 @pytest.mark.parametrize(("text", "words"), [
     ("gpu", "must be options of sbatch, such as .*; 'gpu' is none"), ("a b=1", "'a b' is none"),
     ("jobs=many", "jobs=many must be a whole number"), ("jobs=0", "at least 1"), 
-    ("nodes=2", "is one process, so nodes"), ("cluster=local,foo=1", "Unknown argument 'foo'"),
+    ("nodes=2", "is one process, so nodes"), ("cluster=local,foo=1", "sbatch has no option 'foo'; see man"),
+    ("cluster=local,timeoutmin=1", "no option 'timeoutmin'; near it: timeout_min"),
     ("cluster=moon", "--address: ")])
 def test_options_that_nobody_knows_are_refused_before_there_is_a_run(tmp_path, text, words):
     with pytest.raises(ValueError, match=words):

@@ -215,7 +215,8 @@ def test_a_case_that_raises_is_one_failed_row_and_the_next_is_answered(tmp_path)
                                type=f"{type(case).__module__}:{type(case).__qualname__}", case=asdict(case), **more))
     answers, code = talk(message(Decomposition("no such model", 128)), message(Decomposition("Qwen/Qwen2-72B", 128)))
     assert code == 0
-    failed, fine = answers
+    ready, failed, fine = answers
+    assert ready == {"ready": True}
     assert failed["rows"][0]["status"] == "failed" and "no such model" in failed["rows"][0]["error"]
     assert {r["metric"] for r in fine["rows"]} == {"weight_bytes", "kv_bytes", "crossover_tokens", "kv_to_weights"}
 
@@ -362,6 +363,26 @@ def test_a_closed_worker_starts_no_process_again():
     worker.close()
     assert worker.rows(Job(), SimpleNamespace(comparison_id="a", columns=lambda: {}))[0]["error"] == (
         "the run was stopped") and worker.process is None
+
+
+@pytest.mark.parametrize("deaths", [2, 3])
+def test_workers_that_die_before_they_are_ready_cost_no_case_and_three_in_a_row_end_the_run(monkeypatch, deaths):
+    popen, started = subprocess.Popen, []
+
+    def start(command, **options):
+        started.append("exit 3" if len(started) < deaths else "echo '{\"ready\": true}'; echo '{\"rows\": [1]}'; cat")
+        return popen(["sh", "-c", started[-1]], **options)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr("kvlab.studies._worker.asdict", lambda case: {})
+    worker = Worker(60.0)
+    try:
+        if deaths < 3:
+            assert worker.rows(Job(), Untimed(1)) == [1] and len(started) == 3
+        else:
+            with pytest.raises(ValueError, match="no worker process starts on this machine: .* exit code 3, 3 times"):
+                worker.rows(Job(), Untimed(1))
+    finally:
+        worker.close()
 
 
 def test_no_more_workers_than_there_are_cores_and_memory_for(monkeypatch):

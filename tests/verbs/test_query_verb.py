@@ -123,10 +123,11 @@ def test_ls_runs_lists_the_newest_first_with_its_state(kvlab, make, tmp_path):
         (None, None, None), (0, 0, 0), (1, 2, 1), (3, 6, 3), (2, 4, 2)]
     assert [row["state"].partition(":")[0] for row in rows] == [
         "damaged", "unfinished", "closed", "unfinished", "closed"]
-    assert "cannot be read as Parquet" in rows[0]["state"]
+    assert "cannot be read as Parquet" in rows[0]["problem"] and not rows[1]["problem"]
     assert rows[2]["workers"] == 2 and rows[3]["workers"] is None
     assert [rows[i]["machine"] for i in (2, 3)] == ["2 × NVIDIA H200", "Intel Xeon, 8 cores"]
-    out = kvlab("ls", "runs", "--out", tmp_path / "profiles")[1]
+    code, out, err = kvlab("ls", "runs", "--out", tmp_path / "profiles")
+    assert err.startswith("kvlab: ") and "cannot be read as Parquet" in err and code == 0
     assert out.splitlines()[-1].split()[:7] == [closed.path.name[-6:], "memory_wall", "small", "cpu", "2026-01-01",
                                                 "00:00", "2"]
     assert max(map(len, out.splitlines())) <= 200
