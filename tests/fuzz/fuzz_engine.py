@@ -163,7 +163,7 @@ def by_atheris(target: Target, count: int, first: int, folder: Path, tally: Tall
         if tally.inputs >= count:
             done()
             os._exit(0)
-    atheris.Setup([sys.argv[0], f"-seed={first + 1}", f"-max_len={MOST}", "-timeout=600", "-rss_limit_mb=0",
+    atheris.Setup([sys.argv[0], f"-seed={first + 1}", f"-max_len={target.led_to}", "-timeout=600", "-rss_limit_mb=0",
                    "-verbosity=0", "-print_final_stats=0", "-detect_leaks=0", str(corpus)], take,
                   custom_mutator=lambda body, most, chance: inputs.body(Random(chance), body)[:most])
     atheris.Fuzz()
