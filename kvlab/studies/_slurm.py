@@ -141,7 +141,7 @@ class _Board:
     def feed(self) -> int:
         """Write cases until there are enough ahead; how many nobody has taken."""
         waiting = sum(1 for _ in (self.folder / "todo").glob("*.json"))
-        return waiting + self._more(AHEAD - waiting)
+        return waiting + self._more(max(0, AHEAD - waiting))
 
     def _more(self, most: int) -> int:
         """Write so many further cases at most; how many were written."""

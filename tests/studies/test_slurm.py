@@ -169,6 +169,8 @@ def test_jobs_find_new_cases_while_the_runner_commits_what_they_answered(tmp_pat
     for _ in board.answered():
         waiting.append({file.stem for file in (board.folder / "todo").iterdir()} - {"0", "1", "2"})
     assert waiting == [set(), {"3"}, {"3", "4"}]
+    board._write(0)                                                      # one more is tried again, so more than enough
+    assert board.feed() == 4
 
 
 @pytest.mark.parametrize(("why", "again"), [("sbatch: error: invalid partition specified: gpu", 0),
