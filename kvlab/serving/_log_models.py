@@ -19,6 +19,7 @@ _QUALIFIER = re.compile(
     r"abliterated|uncensored|dequantised|dequantized|total|swa|pool|layers|latest|draft|eagle3?|speculative|qat")
 _SIZE_LEFT = re.compile(r"(-?(a\d+(\.\d+)?b|\d+(\.\d+)?b|\d+e|\d{4}|v?\d+(\.\d+)?))+")
 _SIZED = re.compile(r"\d+(\.\d+)?[bm](?![a-z])")
+_LONGEST = 12                   # words of a base that another name holds; in the catalogue 6 at most
 _NO_NAME = re.compile(r"not (in|stated|given|named)|unnamed|unknown|\bname\b", re.I)
 
 
@@ -84,7 +85,7 @@ def _match(name: str) -> ModelSpec | None:
     if longer:
         return _one(longer)
     # A fine-tune that names its base in full, size included: "Hermes-3-Llama-3.1-8B". The longest name counts.
-    for length in range(len(words) - 1, 0, -1):
+    for length in range(min(len(words) - 1, _LONGEST), 0, -1):
         inside = {_key(words[at:at + length]) for at in range(len(words) - length + 1)}
         specs = [spec for part in sorted(inside) if _SIZED.search(part) and not _SIZED.fullmatch(part)
                  for spec in index.get(part, [])]

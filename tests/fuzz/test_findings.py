@@ -17,6 +17,7 @@ from kvlab.record.trace import load
 from kvlab.registry import LONGEST, no_such
 from kvlab.serving import names
 from kvlab.serving._log_cells import numbers
+from kvlab.serving._log_models import find_model
 from kvlab.serving._settings import Settings
 from kvlab.serving.bench_files import read_bench
 from kvlab.serving.lint import lint
@@ -209,3 +210,9 @@ def test_a_damaged_manifest_does_not_repeat_a_name_as_long_as_itself(tmp_path):
     with pytest.raises(ValueError, match="damaged at variants.0.xxx") as refused:
         Manifest.read(tmp_path)
     assert len(str(refused.value).replace(str(tmp_path), "")) < 400
+
+
+def test_a_model_named_by_thousands_of_words():
+    """Every part of the name was looked up, however long: the cube of its words."""
+    assert cpu_s(find_model, "x1 " * 3000, "") < 1
+    assert find_model("Hermes 3 " * 100 + "Llama 3.1 8B", "")[0].name == find_model("Llama 3.1 8B", "")[0].name
