@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LARGEST_FILE = 256 * 2**20      # bytes of a JSON or CSV file, which is held whole; a .jsonl is streamed
-MOST_CASES = 1000
+MOST_CASES = MOST_COLUMNS = 1000
 _WHAT = "a result file of aiperf, guidellm or vllm bench serve, or of kvlab simulate --out"
 SIMULATED = "kvlab simulate"
 _PARTS = ("profile_export_aiperf.json", "profile_export_aiperf.csv", "profile_export.jsonl", "benchmarks.json",
@@ -82,7 +82,7 @@ def is_bench(path: Path) -> bool:
         return False
     first = start.split("\n", 1)[0].strip()
     if path.suffix == ".csv":
-        return guidellm.is_table(first) or first.startswith("Metric,avg,") or simulated.is_table(first.split(","))
+        return guidellm.is_table(first) or first.startswith("Metric,avg,") or simulated.is_table(first.split(",", 100))
     try:
         found = json_object(first)
     except ValueError:
@@ -216,6 +216,8 @@ def _csv(path: Path) -> Bench:
         if guidellm.is_table(said[:100]):
             cases, version = guidellm.table(said)
             return Bench(path, "guidellm", version, "", cases[:MOST_CASES])
+        if any(line.count(b",") > MOST_COLUMNS for line in content.splitlines()):
+            raise ValueError(f"a line has more than {MOST_COLUMNS:,} columns")
         return Bench(path, "aiperf", "", "", [aiperf.table(said)])
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as CSV ({error}); give {_WHAT}") from error

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 SAMPLE = 50                     # of so many inputs one has its memory measured
+LED_TO = 2**12                  # bytes of the longest input that coverage leads to: longer ones say no more
 BATCH = 5000                    # inputs of one run of hypothesis, which remembers them all
 GROWTH = 2**30                  # bytes by which a process may grow over all its inputs: the engines keep some of them
 
@@ -163,7 +164,7 @@ def by_atheris(target: Target, count: int, first: int, folder: Path, tally: Tall
         if tally.inputs >= count:
             done()
             os._exit(0)
-    atheris.Setup([sys.argv[0], f"-seed={first + 1}", f"-max_len={target.led_to}", "-timeout=600", "-rss_limit_mb=0",
+    atheris.Setup([sys.argv[0], f"-seed={first + 1}", f"-max_len={LED_TO}", "-timeout=600", "-rss_limit_mb=0",
                    "-verbosity=0", "-print_final_stats=0", "-detect_leaks=0", str(corpus)], take,
                   custom_mutator=lambda body, most, chance: inputs.body(Random(chance), body)[:most])
     atheris.Fuzz()

@@ -162,7 +162,7 @@ LOG_TARGETS = (
     Target("trace_gz", "trace.json.gz", _trace, _traces, _packed, size=_unpacked),
     Target("requests", "requests", _requests, _request_traces, _packed_if, size=_unpacked),
     # what no rule explains is tried with some 130 settings, 31 µs each
-    Target("log_table", "logs.csv", _log_table, _log_tables, line_s=0.005, led_to=2**12),
+    Target("log_table", "logs.csv", _log_table, _log_tables, line_s=0.005),
     Target("startup_log", "server.log", _start, _starts),
     Target("prometheus", "metrics.txt", _prometheus, _expositions), Target("address", "url", _address, _addresses),
     Target("bench_json", "a.json", _bench, _samples(".json")),

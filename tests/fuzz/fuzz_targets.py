@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from fuzz_hostile import MOST
-
 TESTS = Path(__file__).parents[1]
 
 
@@ -28,7 +26,6 @@ class Target:
 
     size: bytes of an input, by which its time and memory are judged: of a packed file those it unpacks to. ratio: of
     its peak memory to its size at most. line_s: CPU seconds that each of its lines may take beside the limit of all.
-    led_to: bytes of the longest input that coverage leads to: longer ones say no more where each line is work.
     """
     name: str
     file: str
@@ -39,7 +36,6 @@ class Target:
     size: Callable[[bytes], int] = len
     ratio: int = 10
     line_s: float = 0.0
-    led_to: int = MOST
 
 
 RARELY = [True]                 # whether slow steps are left out of most inputs

@@ -164,7 +164,7 @@ def test_a_line_of_a_log_table_that_nothing_explains_is_tried_against_few_models
 def test_a_line_of_hundred_thousand_columns_is_refused(tmp_path, line):
     path = tmp_path / "a.csv"
     path.write_text(line + "\n1\n")
-    for read in (check, read_trace):
+    for read in (check, read_trace, read_bench):
         with pytest.raises(ValueError, match="more than 1,000"):
             read(path)
         assert peak(read, path) < 10 * path.stat().st_size
