@@ -53,6 +53,9 @@ def main() -> None:
             text = f"cannot read or write {error.filename}: {error.strerror}"
         _say(str(text))
         code = 2
+    except OverflowError as error:
+        _say(f"a number that was given is far too large ({error})")
+        code = 2
     except MemoryError:
         _say("this machine has no memory left for it; what was committed is kept. Free some, or take a smaller --size")
         code = 1

@@ -67,7 +67,7 @@ def fitting_tps(spec: ModelSpec, candidates: Sequence[int], settings: Settings):
 
 
 def dividing(gpus: int) -> list[int]:
-    return [n for n in range(1, gpus + 1) if gpus % n == 0]
+    return [n for n in range(1, min(gpus, MOST_TP) + 1) if gpus % n == 0]
 
 
 def refuse_ranks(gpu: GPUSpec, gpus: int, settings: Settings) -> None:

@@ -8,6 +8,7 @@ import zlib
 
 import pytest
 
+from kvlab import cli
 from kvlab.catalog import resolve
 from kvlab.catalog._files import bytes_of, parse_json, too_dense
 from kvlab.catalog.safetensors_file import read_weights
@@ -216,3 +217,15 @@ def test_a_model_named_by_thousands_of_words():
     """Every part of the name was looked up, however long: the cube of its words."""
     assert cpu_s(find_model, "x1 " * 3000, "") < 1
     assert find_model("Hermes 3 " * 100 + "Llama 3.1 8B", "")[0].name == find_model("Llama 3.1 8B", "")[0].name
+
+
+@pytest.mark.parametrize("numbers", ["--gpus 2147483647", f"--gpus {'9' * 300}", f"--max-len {'9' * 400}",
+                                     f"--blocks 9 --max-num-seqs {'9' * 400}"])
+def test_a_plan_of_numbers_that_nothing_has(numbers, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", f"kvlab plan meta-llama/Llama-2-7b-hf --gpu H200 {numbers}".split())
+    began = time.process_time()
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code in (0, 2) and time.process_time() - began < 1
+    out, err = capsys.readouterr()
+    assert len(err) < 1000 and "Traceback" not in err and (ended.value.code == 0) == (not err)
