@@ -207,7 +207,7 @@ def parse(text: str) -> list:
             yield line
     try:
         return list(text_fd_to_metric_families(lines()))    # type: ignore[arg-type]  # it only iterates over it
-    except (ValueError, IndexError, KeyError, AssertionError):
+    except (ValueError, IndexError, KeyError, AssertionError, OverflowError):
         raise ValueError(f"line {number} of its answer is no metric") from None
 
 

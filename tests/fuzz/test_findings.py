@@ -23,6 +23,7 @@ from kvlab.serving._settings import Settings
 from kvlab.serving.bench_files import read_bench
 from kvlab.serving.lint import lint
 from kvlab.serving.scrape import Scrape
+from kvlab.serving.scrape import parse as parse_scrape
 from kvlab.serving.server_logs import check
 from kvlab.serving.startup_log import from_log, parse
 from kvlab.serving.traces import read_trace
@@ -229,3 +230,8 @@ def test_a_plan_of_numbers_that_nothing_has(numbers, monkeypatch, capsys):
     assert ended.value.code in (0, 2) and time.process_time() - began < 1
     out, err = capsys.readouterr()
     assert len(err) < 1000 and "Traceback" not in err and (ended.value.code == 0) == (not err)
+
+
+def test_a_sample_whose_time_no_float_holds():
+    with pytest.raises(ValueError, match="line 1 of its answer is no metric"):
+        parse_scrape(f"a 1 {'9' * 400}\n")
