@@ -53,9 +53,6 @@ def main() -> None:
             text = f"cannot read or write {error.filename}: {error.strerror}"
         _say(str(text))
         code = 2
-    except OverflowError as error:
-        _say(f"a number that was given is far too large ({error})")
-        code = 2
     except MemoryError:
         _say("this machine has no memory left for it; what was committed is kept. Free some, or take a smaller --size")
         code = 1
@@ -114,7 +111,7 @@ def ls(what: Annotated[str, typer.Argument(autocompletion=names("lists"), help="
     """List what kvlab knows, the runs made here, and why a variant or a probe cannot run here."""
     from kvlab.listing import LISTS, brief
     from kvlab.registry import no_such
-    from kvlab.show import print_list, printable
+    from kvlab.show import print_list
     if not what:
         raise ValueError(f"say what to list: {', '.join(LISTS)}")
     if what not in LISTS:
@@ -127,7 +124,7 @@ def ls(what: Annotated[str, typer.Argument(autocompletion=names("lists"), help="
     print_list(brief(rows))
     for row in rows:
         if said := row.get("problem"):
-            print(f"kvlab: {printable(said)}", file=sys.stderr)
+            _say(said)
 
 
 @app.command(cls=verb("kvlab measure --variant sdpa --kv-len 4096",

@@ -75,7 +75,7 @@ def write_report(run: Path | str, out: Path | str | None = None) -> Path:
         out = f"{run.name}.html" if far or not os.access(run, os.W_OK) else run
     out = Path(out)
     path = out / "report.html" if out.is_dir() else out
-    atomic_write(path, _page(manifest, table, run).encode())
+    atomic_write(path, _page(manifest, table, run).encode("utf-8", "replace"))
     return path
 
 
@@ -247,7 +247,7 @@ def _workers(run: Path, table: pd.DataFrame) -> Iterator[str]:
     """Of a run on a cluster, which worker gave how many cases, and on what."""
     try:
         workers = read_workers(run)
-    except ValueError as error:                                           # the readings do without
+    except (ValueError, OSError) as error:                                # the readings do without
         yield f"<p>{escape(str(error))}</p>"
         return
     if not workers:

@@ -38,12 +38,12 @@ def strike(place: Place) -> None:
 
 
 def _interrupt(chain: Chain, rng: random.Random) -> None:
-    """Ctrl-C: the run is closed with a part of its cases, and its table is out of date as soon as it is gone on with.
+    """Ctrl-C or SIGTERM: the run is closed with a part of its cases, and its table is out of date once it is gone on.
     """
     victim = chain.start()
     with ending(victim):
         victim.wait_told(rng.randrange(1, 10))
-        os.kill(victim.pid, signal.SIGINT)
+        os.kill(victim.pid, rng.choice((signal.SIGINT, signal.SIGTERM)))
         end = victim.wait_end()
     chain.check(victim)
     if end not in (INTERRUPTED, "") or not (chain.path / "readings.parquet").exists():      # "": it was done before

@@ -32,9 +32,10 @@ def only_reads(con: duckdb.DuckDBPyConnection, sql: str) -> None:
         raise ValueError("the SQL is nested too deep") from None
     if tree.get("error"):
         said = " ".join(str(tree.get("error_message", "")).split())
-        raise ValueError("a query is one SELECT, and nothing else is run (in place of PIVOT there is avg(value) FILTER "
-                         "(metric = 'latency_s'))" if "Only SELECT" in said else
-                         f"the SQL cannot be read: {said}{_place(tree, sql)}{_word(sql)}")
+        if "Only SELECT" in said:
+            pivot = "; in place of PIVOT there is avg(value) FILTER (metric = 'latency_s')"
+            raise ValueError(f"a query is one SELECT, and nothing else is run{pivot if 'pivot' in sql.lower() else ''}")
+        raise ValueError(f"the SQL cannot be read: {said}{_place(tree, sql)}{_word(sql)}")
     if len(tree["statements"]) != 1:
         raise ValueError(f"a query is one SELECT, and here are {len(tree['statements'])} statements; ask one at a time")
     pending = [tree["statements"][0]]
@@ -56,7 +57,8 @@ def _place(tree: dict, sql: str) -> str:
 
 def _word(sql: str) -> str:
     """A hint where a column whose name is a word of SQL stands without quotes."""
-    return '; the column case is written "case"' if re.search(r'(?<!")\bcase\b(?!"|\s+when\b)', sql, re.I) else ""
+    words = re.findall(r"\w+", re.sub(r"'[^']*'|\"[^\"]*\"", "", sql.lower()))
+    return '; the column case is written "case"' if "case" in words and "when" not in words else ""
 
 
 def explained(error: Exception, readings: Iterable[str], runs: Iterable[str]) -> ValueError:

@@ -54,7 +54,7 @@ def explained(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait until what is measured is on disk; it is raised then.
+    """Let Ctrl-C and SIGTERM wait until what is measured is on disk; they do then what they do.
 
     (Only the main thread is interrupted.)
     """
@@ -62,13 +62,17 @@ def uninterrupted() -> Iterator[None]:
         yield
         return
     waiting = []
-    before = signal.signal(signal.SIGINT, lambda *what: waiting.append(what))
+    # a handler that Python does not know (None), or none at all, is left as it is
+    before = {sign: found for sign in (signal.SIGINT, signal.SIGTERM) if callable(found := signal.getsignal(sign))}
+    for sign in before:
+        signal.signal(sign, lambda *what: waiting.append(what))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if waiting and callable(before):
-            before(*waiting[0])
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
+        if waiting:
+            before[waiting[0][0]](*waiting[0])
 
 
 def made_folder(folder: Path) -> Path:

@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -251,8 +252,7 @@ def gpus(environment: dict[str, Any]) -> str:
     """The GPUs of a manifest's environment in words, such as "2 × NVIDIA H200"; empty where it has none."""
     listed = environment.get("gpus")
     found = [str(one.get("name")) for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    return ", ".join(name if found.count(name) == 1 else f"{found.count(name)} × {name}" for name in
-                     dict.fromkeys(found))
+    return ", ".join(name if times == 1 else f"{times} × {name}" for name, times in Counter(found).items())
 
 
 def _whole(value: Any) -> int | None:

@@ -119,7 +119,8 @@ BLANK: dict[str, Any] = {name: "" if dtype == "string" else None for name, dtype
 def complete(row: dict[str, Any]) -> dict[str, Any]:
     """The row with every column of the result table, in order: absent text is "", an absent number (or NaN) None.
 
-    Refused: a column the table does not have (KeyError), a value of the wrong type or an infinity (ValueError).
+    Refused: a column the table does not have (KeyError), a value of the wrong type, an infinity or a whole number
+    beyond 64 bits (ValueError).
     """
     return {**BLANK, **checked(row)}
 
@@ -136,7 +137,9 @@ def checked(row: dict[str, Any]) -> dict[str, Any]:
             value = _cast(name, value)
         if type(value) is str and not value.isascii():
             value = value.encode("utf-8", "replace").decode()              # lone surrogates, as in odd file names
-        if value in (math.inf, -math.inf):
+        if type(value) is int and not -2**63 <= value < 2**63:
+            raise ValueError(f"column {name!r} of metric {row.get('metric')!r} is a whole number beyond 64 bits")
+        if type(value) is float and value in (math.inf, -math.inf):
             raise ValueError(f"column {name!r} of metric {row.get('metric')!r} is infinite; it must be finite or "
                              "absent")
         said[name] = value

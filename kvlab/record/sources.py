@@ -92,7 +92,7 @@ def _meant(store: str, profiles: Path) -> Iterator[tuple[Path, Path | None]]:
             raise StoreError(errno.ENOENT, f"{path} holds no runs; give a folder with <study>/<run> in it, such as the "
                                            "profiles that kvlab run writes, a run directory or a file of results")
         folder = path.resolve()
-        yield from ((run, folder) for run in sorted(found, key=lambda one: one.name))
+        yield from ((run, folder) for run in sorted(found, key=lambda one: (one.name, one)))
     elif path.exists() or path.is_symlink():
         yield path, None
     elif _pattern(store):

@@ -15,7 +15,7 @@ _DECIMAL_COMMA = re.compile(r"~?\d+,\d{1,2}(?: ?[A-Za-z]+)?")
 _SEPARATOR = re.compile(r"(?<=\d)[_'\u00a0\u2009\u202f](?=\d{3}(?!\d))")
 _THOUSANDS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6}
 _EMPTY = ("", "nan", "none", "null", "n/a", "na", "-", "–", "—", "?", "not stated", "unknown")
-_LONGEST = 400                                              # of a cell; what is longer is cut
+_LONGEST, LARGEST = 400, 1e18                              # a longer cell is cut, a larger number is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def numbers(row: Mapping, column: str) -> list[Number]:
         half = 0.5 * 10.0**-len(digits.partition(".")[2]) * scale
         if about and "." not in digits and scale == 1:
             half = 0.5 * 10.0**(len(digits) - len(digits.rstrip("0")))
-        if math.isfinite(float(digits) * scale):
+        if float(digits) * scale <= LARGEST:
             found.append(Number(float(digits) * scale, half))
     return found
 

@@ -168,7 +168,8 @@ def read(families: Iterable[Metric], at_s: float, engine: str = "") -> Snapshot:
     samples: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in families:
         for sample in family.samples:
-            samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+            value = float(str(sample.value))                # a whole number may be beyond any float
+            samples.setdefault(sample.name, []).append((sample.labels, value))
     engine = engine or engine_of(samples)
     parts: dict[str, dict] = {"gauge": {}, "counter": {}, "histogram": {}}
     names, missing, notes, unreadable = {}, {}, {}, set()

@@ -24,7 +24,7 @@ from kvlab.folders import remove
 from kvlab.record.export import atomic_write, explained
 from kvlab.studies._run import Case, Each, Job, failed_case
 from kvlab.studies._slurm_submit import executor, job_name, needs, sbatch_options
-from kvlab.studies._worker import message_of
+from kvlab.studies._worker import UNREADY, message_of
 
 JOBS, ATTEMPTS = 8, 3                                   # jobs at a time, and tries of a case, at most
 LOOK_S, QUEUE_S = 1.0, 10.0                             # between two looks at the folder, and at Slurm's queue
@@ -77,7 +77,9 @@ def _answers(board: _Board, running: list, start: Callable[[], Any], jobs: int,
         yield from board.answered()
         for one in ended(running):
             running.remove(one)
-            took, given_up = board.back(one.job_id, _last_line(one))
+            if UNREADY in (said := _last_line(one)):
+                raise ValueError(f"Slurm job {one.job_id}: {said}")
+            took, given_up = board.back(one.job_id, said)
             yield from given_up
             idle = 0 if took or board.said_hello(one.job_id) else idle + 1
             if idle >= ATTEMPTS:
@@ -92,7 +94,7 @@ def _answers(board: _Board, running: list, start: Callable[[], Any], jobs: int,
                 refused, most = 0, REFUSED
             except Exception as error:                  # submitit's own; a controller that restarts says no for a while
                 refused += 1
-                if not running and (refused >= most or "nvalid" in str(error)):     # a partition that is not there
+                if not running and (refused >= most or most == ATTEMPTS and "nvalid" in str(error)):
                     raise ValueError(f"Slurm takes no job: {_last(str(error))}") from None
                 if refused == 1:
                     print(f"kvlab: Slurm takes no job now ({_last(str(error))}); tried again", file=sys.stderr)

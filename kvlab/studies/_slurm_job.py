@@ -11,7 +11,7 @@ from kvlab.record.environment import environment
 from kvlab.record.export import atomic_write
 from kvlab.registry import case_from
 from kvlab.studies._run import Job
-from kvlab.studies._worker import DIED, Worker
+from kvlab.studies._worker import DIED, TERMINATED, Worker
 
 LAST_S = 3.0                    # in which a job whose worker was killed ends itself, if it does
 
@@ -30,7 +30,7 @@ def take(folder: str) -> None:
         for file in _taken(board, own):
             given = json.loads(file.read_bytes())
             rows = worker.rows(how, case_from(given["type"], given["case"]))
-            if any(f"{DIED}: it crashed with signal SIGTERM" in row["error"] for row in rows):
+            if any(TERMINATED in row["error"] for row in rows):
                 return                                  # the job is being cancelled: the case is tried in another
             if any(DIED in row["error"] for row in rows):
                 time.sleep(LAST_S)                      # killed with the whole job, it would not answer either

@@ -62,8 +62,8 @@ def executor(cluster: str) -> Callable[[Path, dict[str, Any]], Callable[[], Any]
             said = str(error).partition("\n")[0]
             if unknown := re.match(r"Unknown argument '(\w+)'.* Valid arguments: (.*)", said):
                 near = get_close_matches(unknown[1], ["jobs", *GENERIC, *unknown[2].split(", ")])
-                said = f"sbatch has no option {unknown[1]!r}; " + (
-                    f"near it: {', '.join(near)}" if near else "see man sbatch")
+                said = f"submitit hands no option {unknown[1]!r} to sbatch; " + (
+                    f"near it: {', '.join(near)}" if near else f"it does: {unknown[2]}")
             raise ValueError(f"--address: {said}") from None
         return lambda: submits.submit(take, str(board))
     return make

@@ -31,7 +31,9 @@ from kvlab.units import GiB
 
 DIED = "the worker process died"
 START_S = 60                    # seconds more that a fresh worker has for importing torch
-STARTS = 3                      # of workers in a row that die before they are ready: more would cost every case
+TERMINATED = f"{DIED}: it crashed with signal SIGTERM"       # somebody wants an end of it
+UNREADY = "no worker process starts"
+STARTS = 3                      # of a first worker that is never ready: more would cost every case
 
 
 def worker_each(patience_s: float) -> Each:
@@ -124,7 +126,7 @@ class Worker:
 
     def __init__(self, patience_s: float):
         self.patience_s, self.process, self.closed = patience_s, None, False
-        self.unready = 0                            # workers in a row that died before they could take a case
+        self.starts, self.served = 0, False         # whether any was ever ready to take a case
         self.starting = threading.Lock()            # closed by another thread, it starts nothing that none would end
 
     def rows(self, job: Job, case: Case) -> list[dict]:
@@ -149,7 +151,7 @@ class Worker:
             if self.process is None or self.process.poll() is not None:
                 self._start()
                 patience_s += START_S
-                self.unready += 1                   # until it says otherwise
+                self.starts += 1
         self._send(dict(study=job.study, artifacts=None if job.artifacts is None else str(job.artifacts),
                         probes=job.probes, also=job.also, failures=failures,
                         **(case.message if isinstance(case, Told) else message_of(case))))
@@ -159,23 +161,27 @@ class Worker:
                 line = self._next(patience_s)
             except queue.Empty:
                 self._kill()
-                return last, {"died": ("failed", f"{DIED}: no sign of life for {patience_s:.0f} s, so it was stopped")}
+                return self._died(job, case, failures, last, (
+                    "failed", f"{DIED}: no sign of life for {patience_s:.0f} s, so it was stopped"))
             if line is None:
                 code = self.process.wait()
                 self._kill()                        # what it started and left behind
-                if self.unready >= STARTS and not self.closed:
-                    raise ValueError(f"no worker process starts on this machine: {_cause_of_death(code)[1]}, {STARTS} "
-                                     "times in a row before it was ready; mend what its error output says, then go on "
-                                     "with --resume")
-                if self.unready:                    # no fault of the case
-                    return self._ask(job, case, failures)
-                return last, {"died": _cause_of_death(code)}
-            message, patience_s, self.unready = json.loads(line), self.patience_s, 0
+                return self._died(job, case, failures, last, _cause_of_death(code))
+            message, patience_s, self.served = json.loads(line), self.patience_s, True
             if "ready" in message:
                 continue
             if "at" not in message:
                 return last, message
             last = tuple(message["at"])
+
+    def _died(self, job, case, failures, last, died: tuple[str, str]) -> tuple[tuple[str, str] | None, dict]:
+        """As `_ask`, of a worker that died so; one that was not yet ready was not brought down by the case."""
+        if self.served or self.closed or TERMINATED in died[1]:
+            return last, {"died": died}
+        if self.starts >= STARTS:
+            raise ValueError(f"{UNREADY} on this machine: {died[1]}, {STARTS} times in a row before it was ready; its "
+                             "error output says what hinders it")
+        return self._ask(job, case, failures)
 
     def _next(self, patience_s: float) -> str | None:
         """The worker's next line; None once it is dead, also where a process that it forked still holds the pipe."""

@@ -7,6 +7,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 COLUMNS = {"max_content_width": 100}
+LARGEST = 2**63 - 1                 # whole number of an option: what is beyond no float holds when it is multiplied
 # verbs in the order of the groups; one that none of them names is listed behind them
 GROUPS = {
     "Measure": ("measure", "check", "score", "trace", "validate-gpu"),
@@ -36,9 +37,15 @@ class Verbs(TyperGroup):
 
 
 class Verb(TyperCommand):
-    """A verb's help: its arguments, its options in GROUPS, and EXAMPLES that can be typed as they stand."""
+    """A verb with its help: arguments, options in GROUPS, and EXAMPLES that can be typed as they stand."""
     GROUPS: Mapping[str, Sequence[str]] = {}
     EXAMPLES: Sequence[str] = ()
+
+    def invoke(self, ctx) -> Any:
+        for name, value in ctx.params.items():
+            if type(value) is int and abs(value) > LARGEST:
+                raise ValueError(f"--{name.replace('_', '-')} is far too large: {LARGEST:,} is the most")
+        return super().invoke(ctx)
 
     def format_options(self, ctx, formatter) -> None:
         records = {param.name: (param.param_type_name, param.get_help_record(ctx)) for param in self.get_params(ctx)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -33,9 +34,13 @@ def _command_line(run: bool):
 
 
 def _arguments(path: Path) -> list[str]:
-    """One argument a line; none that would fetch something or install a completion."""
+    """One argument a line; none that would fetch something or install a completion, or names a file elsewhere.
+
+    What a user names is read, wherever it is: a model's file may be anywhere.
+    """
     text = path.read_bytes().replace(b"\0", b"").decode("utf-8", "surrogateescape")
-    return [one for one in text.split("\n") if not one.startswith(("--download", "--install", "--show-comp"))]
+    left_out = re.compile(r"--(download|install|show-comp)|(.*=)?[/~]|(.*[/\\])?\.\.([/\\]|$)", re.S)
+    return [one for one in text.split("\n") if not left_out.match(one)]
 
 
 def _main(given: list[str], run: bool) -> None:
@@ -68,7 +73,7 @@ def _parsed(path: Path) -> None:
 def _run(path: Path) -> None:
     """A verb of RUN or a cheap list, with whatever arguments."""
     given = _arguments(path)
-    if given[:1] == ["ls"] and not HEAVY & set(given) or given[0] in RUN:
+    if given[:1] == ["ls"] and not HEAVY & set(given) or given[:1] and given[0] in RUN:
         _main(given, run=True)
 
 

@@ -16,7 +16,7 @@ from kvlab.record import journal
 from kvlab.record.environment import Manifest
 from kvlab.record.trace import load
 from kvlab.registry import LONGEST, no_such
-from kvlab.serving import names
+from kvlab.serving import metrics, names
 from kvlab.serving._log_cells import numbers
 from kvlab.serving._log_models import find_model
 from kvlab.serving._settings import Settings
@@ -119,6 +119,7 @@ def test_numbers_of_thousands_of_digits():
     assert numbers({"cell": "9" * 300 + "e99"}, "cell") == []
     assert check([{"model": "Qwen/Qwen3-8B", "swap_gib": "9" * 300 + "e99", "cpu_blocks": "9" * 300 + "e99",
                    "engine_version": "vLLM 0.6"}])[0]["verdict"] == "unmatched"
+    assert check([{"model": "Qwen/Qwen3-8B", "kv_tokens": "9" * 307}])[0]["verdict"] == "unmatched"
     assert names.key("9" * 5000 + ".1") == (999999999, 1)
     with pytest.raises(ValueError, match="at most"):
         Settings(weights_gib=1e300)
@@ -232,6 +233,16 @@ def test_a_plan_of_numbers_that_nothing_has(numbers, monkeypatch, capsys):
     assert len(err) < 1000 and "Traceback" not in err and (ended.value.code == 0) == (not err)
 
 
-def test_a_sample_whose_time_no_float_holds():
+def test_a_sample_whose_time_or_value_no_float_holds():
+    sums = "".join(f'# TYPE vllm:prefix_cache_{name}_total counter\nvllm:prefix_cache_{name}_total {"9" * 400}\n'
+                   for name in ("hits", "queries"))
+    assert metrics.read(parse_scrape(sums), 0.0).counters == {}
     with pytest.raises(ValueError, match="line 1 of its answer is no metric"):
         parse_scrape(f"a 1 {'9' * 400}\n")
+
+
+def test_a_count_beyond_64_bits(tmp_path):
+    (tmp_path / "a.json").write_text('{"backend": "vllm", "model_id": "m", "completed": 9223372036854775808, '
+                                     '"duration": 1.5, "request_throughput": 2.0, "mean_tpot_ms": 2.0}')
+    with pytest.raises(ValueError, match="column 'n' .* beyond 64 bits"):
+        read_bench(tmp_path / "a.json").table()

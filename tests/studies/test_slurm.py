@@ -15,6 +15,7 @@ from kvlab.record.store import RunStore, read_table
 from kvlab.shapes import AttentionShape, Workload
 from kvlab.studies import _slurm, _slurm_job, _slurm_submit, soak
 from kvlab.studies._run import run
+from kvlab.studies._worker import UNREADY
 
 HERE = "cluster=local,jobs=2"
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="submitit starts jobs on POSIX systems only")
@@ -185,6 +186,30 @@ def test_a_cluster_that_takes_no_job_is_said_and_ends_the_run(tmp_path, monkeypa
     assert capsys.readouterr().err.count("tried again") == again
 
 
+def test_a_cluster_that_has_taken_jobs_may_refuse_one_as_invalid_for_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(_slurm, "LOOK_S", 0.0)
+    monkeypatch.setattr(_slurm, "REFUSED", 7)
+    tries = []
+
+    def start():
+        tries.append(None)
+        if len(tries) > 1:
+            raise RuntimeError("sbatch: error: Invalid account or account/partition combination specified")
+        return SimpleNamespace(done=lambda: True, job_id="7", stderr=lambda: "bye")
+    with pytest.raises(ValueError, match="Slurm takes no job: .*Invalid account"):
+        list(_slurm._answers(board_of(tmp_path, 1), [], start, 1, lambda *of: None))
+    assert len(tries) == 8
+
+
+def test_a_node_on_which_no_worker_starts_ends_the_run_and_costs_no_case(tmp_path, monkeypatch):
+    monkeypatch.setattr(_slurm, "LOOK_S", 0.0)
+    board = board_of(tmp_path, 1)
+    taken(board, "7", 0)
+    dead = SimpleNamespace(done=lambda: True, job_id="7", stderr=lambda: f"ValueError: {UNREADY} on this machine: …\n")
+    with pytest.raises(ValueError, match="Slurm job 7: ValueError: no worker process starts on this machine"):
+        list(_slurm._answers(board, [dead], lambda: dead, 1, lambda *of: None))
+
+
 def test_jobs_that_never_take_a_case_end_the_run_with_what_they_said(tmp_path):
     dead = SimpleNamespace(done=lambda: True, job_id="7", stderr=lambda: (
         "…\nNo module named 'kvlab'\nsrun: error: node3: task 0: Exited with exit code 1\n"))
@@ -195,8 +220,8 @@ def test_jobs_that_never_take_a_case_end_the_run_with_what_they_said(tmp_path):
 @pytest.mark.parametrize(("text", "words"), [
     ("gpu", "must be options of sbatch, such as .*; 'gpu' is none"), ("a b=1", "'a b' is none"),
     ("jobs=many", "jobs=many must be a whole number"), ("jobs=0", "at least 1"), 
-    ("nodes=2", "is one process, so nodes"), ("cluster=local,foo=1", "sbatch has no option 'foo'; see man"),
-    ("cluster=local,timeoutmin=1", "no option 'timeoutmin'; near it: timeout_min"),
+    ("nodes=2", "is one process, so nodes"), ("cluster=local,foo=1", "hands no option 'foo' to sbatch; it does: "),
+    ("cluster=local,timeoutmin=1", "no option 'timeoutmin' to sbatch; near it: timeout_min"),
     ("cluster=moon", "--address: ")])
 def test_options_that_nobody_knows_are_refused_before_there_is_a_run(tmp_path, text, words):
     with pytest.raises(ValueError, match=words):

@@ -337,6 +337,9 @@ class Untimed:
     def comparison_id(self):
         return str(self.number)
 
+    def columns(self):
+        return {}
+
 
 def test_cases_without_times_run_beside_each_other_and_timed_ones_alone_after_them(monkeypatch):
     running, most, order = set(), [], []
@@ -365,24 +368,43 @@ def test_a_closed_worker_starts_no_process_again():
         "the run was stopped") and worker.process is None
 
 
-@pytest.mark.parametrize("deaths", [2, 3])
-def test_workers_that_die_before_they_are_ready_cost_no_case_and_three_in_a_row_end_the_run(monkeypatch, deaths):
+def shells(monkeypatch, lives):
+    """Workers that live so, one after another; the list of those that were started."""
     popen, started = subprocess.Popen, []
 
     def start(command, **options):
-        started.append("exit 3" if len(started) < deaths else "echo '{\"ready\": true}'; echo '{\"rows\": [1]}'; cat")
+        started.append(lives[len(started)])
         return popen(["sh", "-c", started[-1]], **options)
     monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr("kvlab.studies._worker.asdict", lambda case: {})
+    return started
+
+
+ANSWERS = """echo '{"ready": true}'; read line; echo '{"rows": [1]}'; exit 4"""
+
+
+def test_workers_that_die_before_the_first_was_ready_cost_no_case(monkeypatch):
+    started = shells(monkeypatch, ["exit 3", "exit 3", ANSWERS])
+    assert Worker(60.0).rows(Job(), Untimed(1)) == [1] and len(started) == 3
+
+
+@pytest.mark.parametrize("dies", ["exit 3", "sleep 60"])
+def test_three_workers_of_which_none_is_ready_end_the_run(monkeypatch, dies):
+    monkeypatch.setattr("kvlab.studies._worker.START_S", 0)
+    started = shells(monkeypatch, [dies] * 3)
+    with pytest.raises(ValueError, match="no worker process starts on this machine: .* 3 times in a row"):
+        Worker(60.0 if dies == "exit 3" else 0.2).rows(Job(), Untimed(1))
+    assert len(started) == 3
+
+
+def test_once_a_worker_was_ready_a_later_one_that_dies_costs_its_case_only(monkeypatch):
+    started = shells(monkeypatch, [ANSWERS, *["exit 3"] * 4, ANSWERS])
     worker = Worker(60.0)
-    try:
-        if deaths < 3:
-            assert worker.rows(Job(), Untimed(1)) == [1] and len(started) == 3
-        else:
-            with pytest.raises(ValueError, match="no worker process starts on this machine: .* exit code 3, 3 times"):
-                worker.rows(Job(), Untimed(1))
-    finally:
-        worker.close()
+    assert worker.rows(Job(), Untimed(1)) == [1]
+    worker.process.wait()
+    for _ in range(4):
+        assert worker.rows(Job(), Untimed(1))[0]["error"] == f"{DIED}: it was ended with exit code 3"
+    assert worker.rows(Job(), Untimed(1)) == [1] and len(started) == 6
 
 
 def test_no_more_workers_than_there_are_cores_and_memory_for(monkeypatch):
