@@ -392,21 +392,22 @@ def test_find_run(tmp_path):
             find_run(words, tmp_path)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT to oneself")
-def test_ctrl_c_waits_until_the_comparison_is_on_disk(tmp_path, monkeypatch):
+@pytest.mark.skipif(sys.platform == "win32", reason="signals to oneself")
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_waits_until_the_comparison_is_on_disk(tmp_path, monkeypatch, sign):
     store, fsync, arrived = new_store(tmp_path), os.fsync, []
+    found = signal.signal(sign, signal.default_int_handler)             # of SIGTERM, as kvlab's command has it
 
     def interrupted(descriptor):
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(sign)
         fsync(descriptor)
         arrived.append(descriptor)                                       # reached: nothing was raised in the middle
-    before = signal.getsignal(signal.SIGINT)
     store.hold()
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.append("c1", rows_of("c1"))
-    assert len(arrived) == 1 and signal.getsignal(signal.SIGINT) is before
+    assert len(arrived) == 1 and signal.signal(sign, found) is signal.default_int_handler
     assert store.committed == RunStore.open(store.path).committed == {"c1"}
     assert RunStore.open(store.path).problems == []
     store.append("c2", rows_of("c2"))                                    # nothing is left over of it
