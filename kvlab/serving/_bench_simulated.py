@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvlab.record.tables import read_csv
 from kvlab.serving._bench_case import MOST_SAMPLES, Case
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def requests(content: bytes, parquet: bool) -> tuple[Case, list[str]]:
     import pandas as pd
     import pyarrow
     try:
-        table = pd.read_parquet(io.BytesIO(content)) if parquet else pd.read_csv(io.BytesIO(content))
+        table = pd.read_parquet(io.BytesIO(content)) if parquet else read_csv(io.BytesIO(content))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:  # pandas' own are ValueErrors
         raise ValueError(f"it cannot be read ({str(error)[:100]})") from None
     if not is_table(table.columns) or len(table) > MOST_SAMPLES:

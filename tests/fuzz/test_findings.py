@@ -14,9 +14,11 @@ from kvlab.catalog._files import bytes_of, parse_json, too_dense
 from kvlab.catalog.safetensors_file import read_weights
 from kvlab.record import journal
 from kvlab.record.environment import Manifest
+from kvlab.record.reading import COLUMNS
+from kvlab.record.tables import read_table
 from kvlab.record.trace import load
 from kvlab.registry import LONGEST, no_such
-from kvlab.serving import metrics, names
+from kvlab.serving import _bench_simulated, metrics, names
 from kvlab.serving._log_cells import numbers
 from kvlab.serving._log_models import find_model
 from kvlab.serving._settings import Settings
@@ -246,3 +248,15 @@ def test_a_count_beyond_64_bits(tmp_path):
                                      '"duration": 1.5, "request_throughput": 2.0, "mean_tpot_ms": 2.0}')
     with pytest.raises(ValueError, match="column 'n' .* beyond 64 bits"):
         read_bench(tmp_path / "a.json").table()
+
+
+@pytest.mark.parametrize("names", [_bench_simulated.COLUMNS, COLUMNS])
+def test_a_csv_with_a_line_of_more_cells_than_its_first(names, tmp_path):
+    """pandas makes an index of thousands of levels of them."""
+    path = tmp_path / "a.csv"
+    path.write_text(f"{','.join(names)}\n{'1,' * 5000}1\n")
+    read = read_bench if names is _bench_simulated.COLUMNS else read_table
+    began = time.process_time()
+    with pytest.raises(ValueError, match="cannot be read.*a line has more cells than the first"):
+        read(path)
+    assert time.process_time() - began < 1
