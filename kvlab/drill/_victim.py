@@ -8,6 +8,7 @@ import contextlib
 import multiprocessing
 import os
 import random
+import signal
 import threading
 import time
 import traceback
@@ -147,6 +148,7 @@ def live(plan: Plan, words: Connection) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     said = threading.Lock()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)       # as the command has it
 
     def say(what: str, text) -> None:
         with said:

@@ -132,7 +132,7 @@ def _near(engine: str, kind: str, name: str, version: str, scopes: tuple[str, ..
     """Of the names that share most pairs of letters the most similar one: to compare with all takes 4 ms a name."""
     pairs = _pairs(name[:200])
     sharing = nlargest(10, _known(engine, kind, version, scopes),
-                       key=lambda known: len(pairs & known[1]) / (len(pairs) + len(known[1])))
+                       key=lambda known: len(pairs & known[1]) / max(1, len(pairs) + len(known[1])))
     return next(iter(difflib.get_close_matches(name[:200], [known for known, _ in sharing], 1, cutoff=0.75)), "")
 
 

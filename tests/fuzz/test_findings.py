@@ -260,3 +260,9 @@ def test_a_csv_with_a_line_of_more_cells_than_its_first(names, tmp_path):
     with pytest.raises(ValueError, match="cannot be read.*a line has more cells than the first"):
         read(path)
     assert time.process_time() - began < 1
+
+
+def test_an_unknown_name_of_one_letter(tmp_path):
+    """It has no pairs of letters, and some known names have none either."""
+    (tmp_path / "a.py").write_text("from vllm import SamplingParams\nSamplingParams(f=0.7, max_tokens=8)\n")
+    assert [found.name for found in lint([tmp_path]).findings] == ["f"]
