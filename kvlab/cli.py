@@ -44,6 +44,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)       # `kill`, `timeout` and containers end it as Ctrl-C
     try:
         code = app(standalone_mode=False)
+        if code == 130:                                     # typer's word for Ctrl-C
+            raise KeyboardInterrupt
     except KeyboardInterrupt:
         print("kvlab: interrupted", file=sys.stderr)
         code = 130
@@ -275,16 +277,18 @@ def run(study: Annotated[str, typer.Argument(
     from kvlab.studies._run import studies
     checked(lang)                                       # said before anything is measured
     chosen = None if variants is None else [name.strip() for name in variants.split(",") if name.strip()]
+    if chosen == []:
+        raise ValueError("--variants names none; give one or more of kvlab ls variants, with commas between")
     resumed = None if resume is None else find_run(resume, out)
     begun = []
     try:
         store = run_study(study, size=size, device=device, out=out, resume=resumed, variants=chosen, model=model,
                           also=(*_probes_named(also), *(("torch_profile",) if trace else ())), tune=tune,
                           engine=engine, address=address, begun=begun.append)
-    except (KeyboardInterrupt, ValueError, OSError, RuntimeError) as error:
+    except (KeyboardInterrupt, ValueError, OSError, RuntimeError):
         if begun:
-            why = "interrupted" if isinstance(error, KeyboardInterrupt) else "the run ended early"
-            print(f"\nkvlab: {why}; what was committed is kept. Go on with: kvlab run {study} --resume "
+            kept = len(begun[0].committed)
+            print(f"\nkvlab: {kept:,} case{'s' * (kept != 1)} kept. Go on with: kvlab run {study} --resume "
                   f"{begun[0].place}{' --address …' if address else ''}", file=sys.stderr)
         raise
     table = store.table()

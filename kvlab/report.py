@@ -84,8 +84,8 @@ def _page(manifest: Manifest, table: pd.DataFrame, run: Path) -> str:
     title = f"{manifest.study}, run {manifest.run_id}"
     question = (study.__doc__ or "").strip().split("\n")[0] if study else ""
     body = [f"<h1>{escape(title)}</h1>", f'<p class="question">{escape(question)}</p>', *_run_facts(manifest, table),
-            *_findings(study, table), *_figures(manifest.study, table), *_cases(table), *_absent(table),
-            "<h2>The machine and its software</h2>", *_workers(run, table), _facts(manifest.environment), *_kinds()]
+            *_workers(run, table), *_findings(study, table), *_figures(manifest.study, table), *_cases(table),
+            *_absent(table), "<h2>The machine and its software</h2>", _facts(manifest.environment), *_kinds()]
     return "\n".join([
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
@@ -259,8 +259,7 @@ def _workers(run: Path, table: pd.DataFrame) -> Iterator[str]:
         about = (str(found.get(key) or "") for key in ("cpu", "logical_cores", "torch", "python"))
         cells = (name, f"{cases.get(name, 0):,}", gpus(found), *about)
         lines.append(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
-    yield (f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table><p>The machine that ran "
-           "kvlab itself:</p>")
+    yield f"<h2>The workers</h2><table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
 def _kinds() -> Iterator[str]:

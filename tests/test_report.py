@@ -170,7 +170,7 @@ def test_a_run_on_a_cluster_says_which_worker_gave_how_many_cases_and_on_what(tm
     store.met("2e0000/gpu0", {"cpu": "B", "gpus": [{"name": "H200"}], "torch": "2.13.0"})
     store.close()
     texts = Elements(write_report(store.path).read_text()).texts
-    at = texts.index("worker", texts.index("The machine and its software"))
+    at = texts.index("worker", texts.index("The workers"))
     said = [text for text in texts[at:] if text.strip()]
     assert ["1f0000", "2", f"A CPU {EVIL}", "4"] == said[7:11] and said[11:15] == ["2e0000/gpu0", "1", "H200", "B"]
     assert texts[texts.index("engine") + 1] == "ray"

@@ -216,6 +216,9 @@ class VariantSource(BaseModel):
         return portable(ref)
 
 
+_WITHOUT = "the readings beside it can still be read: give kvlab query or export the file readings.jsonl itself"
+
+
 class Manifest(BaseModel):
     """What a run was: written before its first reading, enough to run it again.
 
@@ -276,22 +279,20 @@ class Manifest(BaseModel):
                 content = json.load(file)
         except OSError as error:
             raise StoreError(error.errno, f"{run} is no run directory: its manifest.json cannot be read "
-                                          f"({error.strerror}); `find_run` lists the runs of a folder") from None
+                                          f"({error.strerror}); kvlab ls runs lists the runs of a folder") from None
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is damaged ({error}); the readings beside it can still be read: "
-                             "kvlab export and query take its readings.jsonl") from None
+            raise ValueError(f"{path} is damaged ({error}); {_WITHOUT}") from None
         version = content.get("schema_version") if isinstance(content, dict) else None
         check_schema_version(version, str(run))
         fields = {*cls.model_fields, CHECKSUM}
         for name in (*_NEVER_ASSUMED, *content):            # before all else: each of a stranger's would be an error
             if name not in content or name not in fields:
                 what = "unknown" if name in content else "missing"
-                raise ValueError(f"{path} is damaged: {name!r:.40} is {what}; the readings beside it can still be "
-                                 "read: kvlab export and query take its readings.jsonl")
+                raise ValueError(f"{path} is damaged: {name!r:.40} is {what}; {_WITHOUT}")
         try:
             return cls.model_validate(content, context=_STORED)
         except ValidationError as error:
             first = error.errors()[0]
             where = f" at {'.'.join(map(str, first['loc'])):.80}" if first["loc"] else ""
-            raise ValueError(f"{path} is damaged{where}: {first['msg'].removeprefix('Value error, ')}; the readings "
-                             "beside it can still be read: kvlab export and query take its readings.jsonl") from None
+            raise ValueError(f"{path} is damaged{where}: {first['msg'].removeprefix('Value error, ')}; "
+                             f"{_WITHOUT}") from None

@@ -284,8 +284,8 @@ def find_run(text: str, parent: Path | str) -> Path:
     """
     if is_url(text):
         return fetched(text)
-    if text and (Path(text) / "manifest.json").is_file():
-        return Path(text)
+    if text and any((Path(text) / name).exists() for name in ("manifest.json", JOURNAL, PARQUET)):
+        return Path(text)                                   # without its manifest too: that is what is said then
     if is_url(parent):
         raise KeyError(f"run {text!r} is not looked for in {parent}; give the run's URL, "
                        f"{parent.rstrip('/')}/<study>/<run_id>")

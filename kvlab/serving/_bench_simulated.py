@@ -55,7 +55,7 @@ def _case(served: pd.DataFrame) -> Case:
     names = ["arrival_s", "output_tokens", *(f"{time}_s" for time in _TIMES)]
     try:
         numbers = served[names].apply(pd.to_numeric).astype(float)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"a time or length in it is no number ({str(error)[:100]})") from None
     if ((numbers < 0) | (numbers > 1e15)).any(axis=None):
         raise ValueError("a time or length in it is not finite, or below 0")

@@ -148,6 +148,8 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
     begun(store)
     try:
         todo = [case for case in cases if case.comparison_id not in store.committed]
+        if resume and not todo:
+            print(f"{store.place}: every case is there already", file=sys.stderr)
         results = each(Job(study, store.artifacts, also=tuple(also)), todo)
         try:
             for rows in _with_progress(results, len(todo), study, progress):
@@ -271,7 +273,8 @@ def _check_same(store: RunStore, path: Path, study: str, options: dict, sources:
     for problem in store.problems:
         print(f"{path.name}: {problem}", file=sys.stderr)
     was = Manifest(study=study, options=options, environment={}).options       # the same cutting of absolute paths
-    if (begun := store.manifest.options) != was:
+    begun, was = {"engine": "local", **store.manifest.options}, {"engine": "local", **was}
+    if begun != was:
         other = [f"{name} {begun.get(name)!r}, not {was.get(name)!r}" for name in {**begun, **was}
                  if begun.get(name) != was.get(name)]
         raise ValueError(f"{path} was run with {'; '.join(other)}: resume with the same options, or start a new run")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SIZES = {"smoke": 100, "small": 10_000, "large": 100_000}       # cases
+PAUSE_S = 10.0                      # a tiny case takes far less: nothing was run meanwhile
 METRICS = {"checksum": "count", "worker_memory": "B", "worker_files": "count", "finished_s": "s"}
 TENTH = 10                                                      # the second and last tenth of a run are compared
 PACED = 1_000                                                   # cases a worker, below which a tenth's pace is luck
@@ -105,10 +106,19 @@ def _checksums(table: pd.DataFrame) -> Finding:
 
 
 def _answers(table: pd.DataFrame) -> pd.DataFrame:
-    """A line per case that was answered, in the order in which they were: its worker and what it measured."""
+    """A line per case that was answered, in the order in which they were: its worker and what it measured.
+
+    `finished_s` is without the pauses of its worker; `paused` says behind which of them a case came.
+    """
     rows = table[(table["kind"] == "measured") & table["metric"].isin(METRICS)]
     wide = rows.pivot_table(index=["worker", "comparison_id"], columns="metric", values="value", aggfunc="first")
-    return wide.reset_index().sort_values("finished_s") if "finished_s" in wide else wide.reset_index().iloc[:0]
+    if "finished_s" not in wide:
+        return wide.reset_index().iloc[:0]
+    wide = wide.reset_index().sort_values("finished_s")
+    steps = wide.groupby("worker")["finished_s"].diff().fillna(0.0)
+    wide["paused"] = steps > PAUSE_S
+    wide["finished_s"] = steps.where(~wide["paused"], 0.0).groupby(wide["worker"]).cumsum()
+    return wide
 
 
 def _pace(places: list[tuple[str, pd.DataFrame]]) -> Finding:
@@ -119,6 +129,8 @@ def _pace(places: list[tuple[str, pd.DataFrame]]) -> Finding:
     if len(means) > 1:
         said = (f"Between two answers of a worker lay {display(means[fast], 's')} ({fast or HERE}) to "
                 f"{display(means[slow], 's')} ({slow or HERE}) on average, over {len(means)} workers.")
+    if pauses := sum(int(mine["paused"].sum()) for _, mine in places):
+        said += f" {pauses:,} pause{'s' * (pauses > 1)} of over {PAUSE_S:.0f} s, as before a --resume, left out."
     return Finding("case_s", said, means[slow], "s", None, None, "measured")
 
 

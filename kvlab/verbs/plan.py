@@ -13,7 +13,7 @@ from kvlab.verbs._help import verb
 from kvlab.verbs._options import beside, print_json
 
 HELP = verb("kvlab plan Qwen/Qwen2-72B --gpu H200 --gpus 4 --max-len 8192",
-            "kvlab plan Qwen/Qwen2-72B --need 64 --max-len 8192", "kvlab plan --from-log server.log --gpu H100",
+            "kvlab plan Qwen/Qwen2-72B --need 64 --max-len 8192", "kvlab plan --from-log server.log --gpu H200",
             The_question="gpu gpus need longest max_len requests prefix_share",
             How_the_engine_is_started="tp util max_num_seqs max_batched_tokens block_size kv_format",
             Known_better_than_the_model_does="weights_gib weight_bits vram_gib non_torch_gib activation_gib graphs_gib "

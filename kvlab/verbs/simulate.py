@@ -12,8 +12,8 @@ from kvlab.verbs._complete import names, words
 from kvlab.verbs._help import verb
 from kvlab.verbs._options import beside, print_json, seconds
 
-HELP = verb("kvlab simulate Qwen/Qwen2.5-7B --gpu H100 --rate 8",
-            "kvlab simulate Qwen/Qwen2.5-7B --gpu H100 --find-rate --ttft-p99 2s --tpot-p99 50ms",
+HELP = verb("kvlab simulate Qwen/Qwen2.5-7B --gpu H200 --rate 8",
+            "kvlab simulate Qwen/Qwen2.5-7B --gpu H200 --find-rate --ttft-p99 2s --tpot-p99 50ms",
             "kvlab simulate --replay recorded-run --fit scalar",
             Machine="gpu gpus tp kernels constants blocks util kv_format weights_gib weight_bits",
             Requests="requests count rate skip_bad seed", The_highest_rate="find_rate ttft_p99 tpot_p99",

@@ -266,3 +266,11 @@ def test_an_unknown_name_of_one_letter(tmp_path):
     """It has no pairs of letters, and some known names have none either."""
     (tmp_path / "a.py").write_text("from vllm import SamplingParams\nSamplingParams(f=0.7, max_tokens=8)\n")
     assert [found.name for found in lint([tmp_path]).findings] == ["f"]
+
+
+def test_a_time_of_a_simulated_request_that_no_float_holds(tmp_path):
+    line = ["1"] * len(_bench_simulated.COLUMNS)
+    line[1] = "9" * 400
+    (tmp_path / "a.csv").write_text(f"{','.join(_bench_simulated.COLUMNS)}\n{','.join(line[:-1])},\n")
+    with pytest.raises(ValueError, match="is no number"):
+        read_bench(tmp_path / "a.csv")

@@ -197,7 +197,7 @@ def test_a_ray_of_this_machine_ends_with_its_run_which_is_completed(cluster, tmp
     end(driver.pid)
     said = driver.communicate(timeout=120)[1]
     assert driver.returncode == 130 and "SIGTERM" not in said and "Traceback" not in said, said
-    assert f"what was committed is kept. Go on with: kvlab run soak --resume {tmp_path}/soak" in said
+    assert f"cases kept. Go on with: kvlab run soak --resume {tmp_path}/soak" in said and "interrupted" in said
     until = time.monotonic() + 30
     while (left := marked(mark)) and time.monotonic() < until:
         time.sleep(0.1)

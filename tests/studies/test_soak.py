@@ -159,3 +159,12 @@ def test_a_resume_looks_first_whether_another_process_has_the_run(tmp_path, monk
     with pytest.raises(OSError, match="is being written by process"):
         run("soak", resume=held[0].path, progress=False)
     taken.close()
+
+
+def test_a_pause_as_before_a_resume_is_left_out_and_said(tmp_path):
+    rows = [row for index in range(1000) for row in soak.Tiny(index).rows()]
+    for at, row in enumerate(row for row in rows if row["metric"] == "finished_s"):
+        row["value"] = 5.0 + at * 0.01 + (90.0 if at >= 500 else 0.0)
+    pace, slowing = (found for found in soak.findings(table(rows)) if found.name in ("case_s", "slowing"))
+    assert pace.value == pytest.approx(0.01, rel=0.02) and "1 pause of over 10 s, as before a --resume" in pace.sentence
+    assert slowing.value == pytest.approx(1.0, rel=0.02)
