@@ -14,7 +14,7 @@ from kvlab.shapes import ModelSpec
 # Words of a name that change the weights' storage or their training, not how the model caches.
 _QUALIFIER = re.compile(
     r"gguf|gptq|awq|exl[23]|bnb|hqq|autoround|auto|round|int[48]|fp(4|8|16|32)|f16|bf16|nvfp4|mxfp[48]|nf4|\d+bit|"
-    r"w\d+a\d+|quanti[zs]ed.*|i?q\d(_?[a-z0-9]+)*|ud|imatrix|i1|xl|dynamic|block|instruct|chat|it|hf|"
+    r"w\d+a\d+|quanti[zs]ed.*|i?q\d(_?[a-z0-9])*|ud|imatrix|i1|xl|dynamic|block|instruct|chat|it|hf|"
     r"base|pt|original|class|model|mtp|resharded|sym|g\d+|bits?|compressed|tensors|marlin|thinking|noreasoning|"
     r"abliterated|uncensored|dequantised|dequantized|total|swa|pool|layers|latest|draft|eagle3?|speculative|qat")
 _SIZE_LEFT = re.compile(r"(-?(a\d+(\.\d+)?b|\d+(\.\d+)?b|\d+e|\d{4}|v?\d+(\.\d+)?))+")

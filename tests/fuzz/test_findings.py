@@ -220,6 +220,7 @@ def test_a_damaged_manifest_does_not_repeat_a_name_as_long_as_itself(tmp_path):
 def test_a_model_named_by_thousands_of_words():
     """Every part of the name was looked up, however long: the cube of its words."""
     assert cpu_s(find_model, "x1 " * 3000, "") < 1
+    assert cpu_s(find_model, "m q1" + "0" * 60 + "?", "") < 1, "a pattern that tried every way to part the zeros"
     assert find_model("Hermes 3 " * 100 + "Llama 3.1 8B", "")[0].name == find_model("Llama 3.1 8B", "")[0].name
 
 
