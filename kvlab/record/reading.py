@@ -126,7 +126,10 @@ def complete(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked(row: dict[str, Any]) -> dict[str, Any]:
-    """What a row says as the result table takes it; what is absent is left out. Refuses what `complete` refuses."""
+    """What a row says, as the result table takes it; what is absent is left out.
+
+    Refuses what `complete` refuses.
+    """
     said = {}
     for name, value in row.items():
         if name not in COLUMNS:

@@ -140,8 +140,10 @@ def _from_csv(path: Path) -> pd.DataFrame:
 
 
 def read_csv(file, **how) -> pd.DataFrame:
-    """pandas' read_csv, for strangers' files: it takes the cells that a line has too many for an index of as many
-    levels, of 10 KiB in seconds; here they are its ParserError."""
+    """A stranger's CSV as pandas reads it, but no line may have more cells than the first.
+
+    pandas makes an index of as many levels of them, of 10 KiB in seconds. ParserError: its own, or for such a line.
+    """
     import pandas as pd
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
