@@ -1,6 +1,7 @@
 """What fuzzing found, each with the input that showed it. What a parser's own tests hold stands there."""
 import gzip
 import json
+import sys
 import time
 import tracemalloc
 import warnings
@@ -154,7 +155,7 @@ def test_the_linter_takes_no_longer_than_its_text_is_long(tmp_path, name, text):
     path = tmp_path / name
     path.write_text(text)
     lint([path])
-    assert cpu_s(lint, [path]) < 2.5
+    assert cpu_s(lint, [path]) < (2.5 if sys.gettrace() is None else 10)     # coverage counts its lines
 
 
 def test_a_line_of_a_log_table_that_nothing_explains_is_tried_against_few_models():
