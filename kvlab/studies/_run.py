@@ -94,8 +94,8 @@ def run(study: str, *, size: str | None = None, device: str | None = None, out: 
     times), ray (processes of a cluster; address: of a running one, default a Ray of this machine alone) or
     slurm (jobs that take case after case; address: sbatch's options, such as "partition=gpu,timeout_min=60,jobs=8").
     each: in place of an engine, maps a job over cases and yields the rows of one case after the other, in any order.
-    patience_s: seconds without a sign of life after which a worker is taken to hang. begun: told the run's store before
-    anything is measured.
+    patience_s: seconds without a sign of life after which a worker is taken to hang, 60 more where no variant is at
+    work. begun: told the run's store before anything is measured.
     Raises KeyError or ValueError for wrong names, StoreError for a folder that cannot be written.
     """
     module = studies[study]

@@ -30,7 +30,7 @@ from kvlab.studies._run import Case, Each, Job, failed_case
 from kvlab.units import GiB
 
 DIED = "the worker process died"
-START_S = 60                    # seconds more that a fresh worker has for importing torch
+START_S = 60                    # seconds more for what is no trial's: importing torch, inputs, a probe's preparation
 TERMINATED = f"{DIED}: it crashed with signal SIGTERM"       # somebody wants an end of it
 UNREADY = "no worker process starts"
 STARTS = 3                      # of a first worker that is never ready: more would cost every case
@@ -167,12 +167,13 @@ class Worker:
                 code = self.process.wait()
                 self._kill()                        # what it started and left behind
                 return self._died(job, case, failures, last, _cause_of_death(code))
-            message, patience_s, self.served = json.loads(line), self.patience_s, True
+            message, self.served = json.loads(line), True
             if "ready" in message:
                 continue
             if "at" not in message:
                 return last, message
             last = tuple(message["at"])
+            patience_s = self.patience_s + (0 if last[0] else START_S)
 
     def _died(self, job, case, failures, last, died: tuple[str, str]) -> tuple[tuple[str, str] | None, dict]:
         """As `_ask`, of a worker that died so; one that was not yet ready was not brought down by the case."""

@@ -407,6 +407,19 @@ def test_once_a_worker_was_ready_a_later_one_that_dies_costs_its_case_only(monke
     assert worker.rows(Job(), Untimed(1)) == [1] and len(started) == 6
 
 
+SAYS = """echo '{"ready": true}'; read line; echo '{"at": ["%s", "inputs"]}'; sleep %s; echo '{"rows": [1]}'; read line"""
+
+
+def test_a_worker_is_given_more_time_where_no_trial_is_at_work(monkeypatch):
+    """The first comparison of a process imports for seconds before any trial's call."""
+    shells(monkeypatch, [SAYS % ("", 1.5), SAYS % ("a", 60)])
+    for last, answer in (("", {"rows": [1]}),
+                         ("a", {"died": ("failed", f"{DIED}: no sign of life for 0 s, so it was stopped")})):
+        worker = Worker(0.4)
+        assert worker._ask(Job(), Untimed(1), {}) == ((last, "inputs"), answer)
+        worker.close()
+
+
 def test_no_more_workers_than_there_are_cores_and_memory_for(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
     for free, workers in ((64 * GiB, 6), (3 * GiB, 3), (0, 1)):
