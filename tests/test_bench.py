@@ -68,7 +68,7 @@ def test_every_gate_measures_an_interval_around_its_value(monkeypatch):
         monkeypatch.setattr(bench_simulator, name, value)
     monkeypatch.setattr(bench_kernels, "SWEEP", (512, 1024, 2048))
     longer = ("32768", "figure", "export", "trace", "doctor", "SmolLM2", "RSS", "vLLM", "prompt, flash", "65536",
-              "whole command", "16384", "fp8", "sdpa ÷ paged, MHA", "paged, block 16")          # and no other
+              "whole command", "16384", "fp8", "int8/token", "sdpa ÷ paged", "paged, block 16")          # and no other
     for gate in bench.gates():
         if any(word in gate.name for word in longer):
             continue

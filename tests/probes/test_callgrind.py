@@ -19,6 +19,7 @@ from kvlab.studies.counters import NEAR, Behind, cases
 KIB = 2**10
 LL = 64 * KIB
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)          # KiB
+LONG = pytest.mark.skipif(os.environ.get("KVLAB_CHECK_ALL") != "1", reason="takes a minute; KVLAB_CHECK_ALL=1 runs it")
 
 
 @pytest.fixture
@@ -75,8 +76,9 @@ def test_these_are_the_shapes_and_sizes_that_the_study_sweeps():
     assert len(swept) == 7 * 2 * 3 == len({case.comparison_id for case in swept})
 
 
-@pytest.mark.parametrize("ratio", [1, 4, 8])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name, ratio", [
+    *((name, ratio) for name in CASES for ratio in (1, 4)), ("c_decode", 8),
+    *(pytest.param(name, 8, marks=LONG) for name in ("c_naive", "c_flash"))])
 def test_the_formula_of_a_c_kernel_holds_within_5_percent_behind_every_cache(valgrind, name, ratio):
     """The independent check: the simulator knows nothing of the formula, the formula nothing of the program."""
     one, reads = CASES[name](ratio), []

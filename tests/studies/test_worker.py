@@ -407,7 +407,7 @@ def test_once_a_worker_was_ready_a_later_one_that_dies_costs_its_case_only(monke
     assert worker.rows(Job(), Untimed(1)) == [1] and len(started) == 6
 
 
-SAYS = """echo '{"ready": true}'; read line; echo '{"at": ["%s", "inputs"]}'; sleep %s; echo '{"rows": [1]}'; read line"""
+SAYS = """echo '{"ready": true}'; read line; echo '{"at": ["%s", "inputs"]}'; sleep %s; echo '{"rows": [1]}'; read x"""
 
 
 def test_a_worker_is_given_more_time_where_no_trial_is_at_work(monkeypatch):
