@@ -11,7 +11,7 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvlab.attention import _captured
 from kvlab.attention._captured_file import CALIBRATION_TOKENS
@@ -149,7 +149,7 @@ class Inputs:
     seed: int
     k: list[Tensor] | None = None
     v: list[Tensor] | None = None
-    scratch: dict[tuple, Tensor] = field(default_factory=dict)
+    scratch: dict[tuple, Any] = field(default_factory=dict)
 
     def workspace(self, name: str, *size: int, dtype) -> Tensor:
         """Memory that a trial keeps between its calls, one for all input copies, as an engine has one for all layers.

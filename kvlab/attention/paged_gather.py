@@ -82,7 +82,8 @@ class PagedGather:
 def _rows(inputs, where, kv_heads: int | None):
     """Stored rows of the blocks in that part of the block table: one per (block, KV head), or per block.
 
-    Kept in the workspace: the layers of a model share their block tables, and so the rows.
+    Kept in the workspace: the layers of a model share their block tables, and so the rows. The table is kept with them,
+    or another one could come to lie at its address.
     """
     import torch
     table_BM = inputs.block_table[where]
@@ -90,5 +91,5 @@ def _rows(inputs, where, kv_heads: int | None):
     if key not in inputs.scratch:
         if kv_heads is not None:
             table_BM = table_BM[:, None, :] * kv_heads + torch.arange(kv_heads, device=table_BM.device)[:, None]
-        inputs.scratch[key] = table_BM.flatten()
-    return inputs.scratch[key]
+        inputs.scratch[key] = inputs.block_table, table_BM.flatten()
+    return inputs.scratch[key][1]

@@ -77,20 +77,12 @@ def test_kl_is_over_the_whole_vocabulary_and_does_not_drown_in_rounding():
 
 @pytest.mark.parametrize("name", format_names())
 def test_scores_look_at_no_later_token(decoder, name):
-    """Everything behind token 50 is another text: what was scored before it stays, to the last bits.
-
-    Of three texts one must agree: a look ahead would differ in each, a code that rounds the other way does rarely.
-    """
-    formats, found = with_format(decoder, name), []
-    for shift in (31, 17, 5):
-        changed = torch.cat([TOKENS[:50], (TOKENS[50:72] + shift) % 97])
-        found.append([hidden_states(decoder, windows("a", ids, window=72), formats)[0]
-                      for ids in (TOKENS[:72], changed)])
-        a, b = found[-1]
-        assert not torch.allclose(a[50:], b[50:], atol=1e-2)
-        if torch.allclose(a[:50], b[:50], rtol=1e-5, atol=1e-5):
-            return
-    pytest.fail(f"differs before token 50 by {[float((a[:50] - b[:50]).abs().max()) for a, b in found]}")
+    """Everything behind token 50 is another text: what was scored before it stays, to the last bits."""
+    first, changed = TOKENS[:72], torch.cat([TOKENS[:50], (TOKENS[50:72] + 31) % 97])
+    formats = with_format(decoder, name)
+    a, b = (hidden_states(decoder, windows("a", ids, window=72), formats)[0] for ids in (first, changed))
+    torch.testing.assert_close(a[:50], b[:50], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(a[50:], b[50:], atol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["kivi4/g32/r32", "kivi2/g32/r32", "int8/token", "fp8_e4m3"])

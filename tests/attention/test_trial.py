@@ -297,6 +297,20 @@ def test_a_latent_is_calibrated_without_a_v():
     assert rows["status"] == "ok"
 
 
+def test_a_block_table_at_the_address_of_one_that_is_gone_is_read_anew():
+    """The layers of a model share a workspace, and not always a table (a teacher's have one each)."""
+    one, kept = trial("paged_gather", DECODE, layout=Layout(16, order="head")), {}
+    (inputs,) = Comparison((one,)).inputs()["fp32", one.layout]
+    call = one.variant.load().prepare
+    expected = [call(one, replace(inputs, block_table=table, scratch={}))()
+                for table in (inputs.block_table, inputs.block_table.flip(0))]
+    assert not torch.equal(*expected)
+    for turn in range(20):
+        table = inputs.block_table.flip(0) if turn % 2 else inputs.block_table.clone()
+        assert torch.equal(call(one, replace(inputs, block_table=table, scratch=kept))(), expected[turn % 2])
+        del table                                                     # the next takes its place
+
+
 def test_a_trials_copies_share_one_workspace_and_two_trials_do_not():
     whole = Comparison((trial("paged_gather", DECODE), trial("paged_gather", DECODE, replica=1)))
     seen = []
