@@ -16,6 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvlab.record import _seal
 from kvlab.units import MiB
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def synthetic_runs(out: Path, runs: int, readings: int) -> None:
         path.mkdir(parents=True)
         (path / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
         pyarrow.parquet.write_table(table, path / "readings.parquet")
+        _sealed(path / "readings.parquet")
 
 
 def synthetic_file(out: Path, runs: int, readings: int) -> None:
@@ -99,6 +101,12 @@ def synthetic_file(out: Path, runs: int, readings: int) -> None:
     if waiting:
         writer.write_table(pyarrow.concat_tables(waiting).unify_dictionaries())
     writer.close()
+    _sealed(out)
+
+
+def _sealed(path: Path) -> None:
+    with open(path, "r+b") as file:
+        _seal.seal(file)
 
 
 def _runs(runs: int, readings: int) -> Iterator[tuple[dict, pyarrow.Table]]:
@@ -154,4 +162,4 @@ def _repeated(columns: dict, rows: int, run_id: str, chance) -> pyarrow.Table:
         made[name] = pyarrow.DictionaryArray.from_arrays(
             pyarrow.array(codes.astype(np.int32)), pyarrow.array(list(words), pyarrow.large_string()))
     return pyarrow.table(made).replace_schema_metadata({"kvlab.schema_version": str(SCHEMA_VERSION),
-                                                        "kvlab.units": "{}"})
+                                                        "kvlab.units": "{}", _seal.KEY: _seal.OPEN})

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from kvlab.record import _seal
 from kvlab.record.reading import SCHEMA_VERSION, schema
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     with explained(path.parent):
         try:
             temporary.unlink(missing_ok=True)
-            with open(temporary, "xb") as file:
+            with open(temporary, "x+b") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -202,12 +203,14 @@ def write_parts(parts: Callable[[], Iterable[pd.DataFrame]], path: Path | str,
             _gather_units(dict(units), part)
             arrow = pyarrow.Table.from_pandas(rules.validate(part), preserve_index=False)
             arrow = arrow.replace_schema_metadata({**arrow.schema.metadata, "kvlab.units": json.dumps(units),
-                                                   "kvlab.schema_version": str(SCHEMA_VERSION)})
+                                                   "kvlab.schema_version": str(SCHEMA_VERSION),
+                                                   _seal.KEY: _seal.OPEN})
             writer = writer or pyarrow.parquet.ParquetWriter(file, arrow.schema, compression="zstd",
                                                              write_page_checksum=True)
             writer.write_table(arrow)
         if writer is not None:
             writer.close()
+            _seal.seal(file)
 
 
 def _gather_units(units: dict[str, str], part: pd.DataFrame) -> None:

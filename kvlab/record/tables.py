@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlab.record import journal
+from kvlab.record import _seal, journal
 from kvlab.record._places import is_url
 from kvlab.record.environment import Manifest, opened_file
 from kvlab.record.export import FORMULA, StoreError
@@ -103,14 +103,20 @@ def _from_parquet(path: Path, lines: int) -> Iterator[pd.DataFrame]:
     import pyarrow
     import pyarrow.parquet
     try:
+        with opened_file(path) as raw:
+            _seal.check(raw)
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             version = (file.schema_arrow.metadata or {}).get(b"kvlab.schema_version", b"unknown").decode()
             known = check_schema_version(int(version) if version.isdigit() else version, str(path))
-            if file.metadata.num_rows == 0:
+            left = file.metadata.num_rows
+            if left == 0:
                 yield _typed(_frame(file.schema_arrow.empty_table()), path, known)
             for batch in file.iter_batches(lines):
+                left -= len(batch)
                 yield _typed(_frame(pyarrow.Table.from_batches([batch])), path, known)
-    except (pyarrow.ArrowException, OSError) as error:
+            if left:                                         # the head of a page has no checksum: one can seem empty
+                raise pyarrow.ArrowInvalid(f"{abs(left)} rows {'fewer' if left > 0 else 'more'} than its footer says")
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as Parquet ({' '.join(str(error).split())}); in a run directory, "
                          "delete it and the journal is read instead") from None
 

@@ -3,10 +3,13 @@ import json
 import random
 from dataclasses import asdict
 
+import pyarrow.parquet
 import pytest
 
+from kvlab.record._seal import seal
 from kvlab.record.environment import Manifest
 from kvlab.record.export import sealed, unsealed
+from kvlab.record.query import query
 from kvlab.record.reading import Reading, missing
 from kvlab.record.store import RunStore, read_table
 
@@ -41,18 +44,59 @@ def flipped(data, rng):
 
 @pytest.mark.parametrize("name, read", [
     ("manifest.json", Manifest.read), ("workers.json", lambda run: RunStore.open(run).workers),
-    ("readings.parquet", lambda run: read_table(run).to_dict("list"))])
+    ("readings.parquet", lambda run: read_table(run).to_dict("list")),
+    ("readings.parquet", lambda run: query("SELECT * FROM readings", run).to_dict("list"))])
 def test_a_flipped_bit_is_refused_in_a_sentence_or_changes_nothing(run, tmp_path, name, read):
     here, rng, refused = copy_of(run, tmp_path), random.Random(1), 0
     data, right = (run / name).read_bytes(), read(run)
-    for _ in range(150):
+    for _ in range(80):
         (here / name).write_bytes(flipped(data, rng))
         try:
             assert str(read(here)) == str(right)
         except ValueError as error:
             refused += 1
             assert "\n" not in str(error) and run.name in str(error)
-    assert refused > 50
+    assert refused > 30
+
+
+def unsealed_table(run):
+    """The readings as kvlab wrote them before their file had a checksum."""
+    path = run / "readings.parquet"
+    table = pyarrow.parquet.read_table(path)
+    about = {name: said for name, said in table.schema.metadata.items() if name != b"kvlab.seal"}
+    pyarrow.parquet.write_table(table.replace_schema_metadata(about), path, write_page_checksum=True)
+    return path
+
+
+def test_a_table_without_a_checksum_is_read_whole_or_refused(run, tmp_path):
+    path = unsealed_table(copy_of(run, tmp_path))
+    data, right, said = path.read_bytes(), str(read_table(run).to_dict("list")), []
+    head = pyarrow.parquet.read_metadata(path).row_group(0).column(0).data_page_offset
+    name = data.index(b"case_id", len(data) - 8 - int.from_bytes(data[-8:-4], "little"))
+    for at in (*range(head, head + 32), *range(name, name + 7)):
+        for bit in range(8):
+            path.write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1:])
+            try:
+                assert str(read_table(path).to_dict("list")) == right
+            except ValueError as error:
+                said.append(str(error))
+    assert all(str(path) in one and "\n" not in one for one in said)
+    assert any("(40 rows fewer than its footer says)" in one for one in said)
+    assert any("codec can't decode" in one for one in said)
+
+
+def test_a_table_that_someone_wrote_again_is_theirs(run, tmp_path):
+    path = copy_of(run, tmp_path) / "readings.parquet"
+    table = pyarrow.parquet.read_table(path)
+    pyarrow.parquet.write_table(table.slice(0, 4), path)                 # the old checksum goes with the metadata
+    assert b"kvlab.seal" in table.schema.metadata and len(read_table(path)) == 4
+
+
+def test_what_has_no_place_for_a_checksum_is_not_sealed(tmp_path):
+    with open(tmp_path / "a.parquet", "w+b") as file:
+        pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), file)
+        with pytest.raises(ValueError, match="a file to be sealed needs kvlab.seal='crc32=0"):
+            seal(file)
 
 
 def test_a_changed_number_in_a_manifest_is_said(run, tmp_path):
