@@ -68,10 +68,11 @@ def many_readings(path: Path) -> None:
 
     from kvlab.record.export import write_parquet
     from kvlab.record.reading import table
+    from kvlab.record.seal import sealed_parquet
     part, chance = table(readings(10_000)), np.random.default_rng(0)
     write_parquet(part, path)
     plan = pyarrow.parquet.read_schema(path)
-    with pyarrow.parquet.ParquetWriter(path, plan) as writer:
+    with open(path, "w+b") as file, sealed_parquet(file, plan) as writer:
         for i in range(100):
             part["value"] = chance.lognormal(-6, 2, len(part))
             part["low"] = part["value"] * chance.uniform(0.9, 1, len(part))

@@ -6,6 +6,7 @@ ones, and a manifest of one of four machines. Whole commands are measured, the i
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.record import _seal
+from kvlab.record.seal import sealed_parquet
 from kvlab.units import MiB
 
 if TYPE_CHECKING:
@@ -76,37 +77,29 @@ def _command(unit: str, where: str, arguments: tuple[str, ...]) -> tuple[float, 
 
 def synthetic_runs(out: Path, runs: int, readings: int) -> None:
     """So many closed runs of so many readings each, as <out>/<study>/<run>."""
-    import pyarrow.parquet
     for manifest, table in _runs(runs, readings):
         path = out / manifest["study"] / manifest["run_id"]
         path.mkdir(parents=True)
         (path / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-        pyarrow.parquet.write_table(table, path / "readings.parquet")
-        _sealed(path / "readings.parquet")
+        with open(path / "readings.parquet", "w+b") as file, sealed_parquet(file, table.schema) as writer:
+            writer.write_table(table)
 
 
 def synthetic_file(out: Path, runs: int, readings: int) -> None:
     """The readings of the same runs as one Parquet file, in the row groups that kvlab writes."""
     import pyarrow
-    import pyarrow.parquet
     writer, waiting, rows = None, [], 0
-    for _, table in _runs(runs, readings):
-        writer = writer or pyarrow.parquet.ParquetWriter(out, table.schema)
-        waiting.append(table.replace_schema_metadata(writer.schema.metadata))
-        rows += len(table)
-        if rows >= 2**16:
+    with open(out, "w+b") as file, contextlib.ExitStack() as stack:
+        for _, table in _runs(runs, readings):
+            writer = writer or stack.enter_context(sealed_parquet(file, table.schema))
+            waiting.append(table)
+            rows += len(table)
+            if rows >= 2**16:
+                writer.write_table(pyarrow.concat_tables(waiting).unify_dictionaries())
+                waiting, rows = [], 0
+        assert writer is not None
+        if waiting:
             writer.write_table(pyarrow.concat_tables(waiting).unify_dictionaries())
-            waiting, rows = [], 0
-    assert writer is not None
-    if waiting:
-        writer.write_table(pyarrow.concat_tables(waiting).unify_dictionaries())
-    writer.close()
-    _sealed(out)
-
-
-def _sealed(path: Path) -> None:
-    with open(path, "r+b") as file:
-        _seal.seal(file)
 
 
 def _runs(runs: int, readings: int) -> Iterator[tuple[dict, pyarrow.Table]]:
@@ -162,4 +155,4 @@ def _repeated(columns: dict, rows: int, run_id: str, chance) -> pyarrow.Table:
         made[name] = pyarrow.DictionaryArray.from_arrays(
             pyarrow.array(codes.astype(np.int32)), pyarrow.array(list(words), pyarrow.large_string()))
     return pyarrow.table(made).replace_schema_metadata({"kvlab.schema_version": str(SCHEMA_VERSION),
-                                                        "kvlab.units": "{}", _seal.KEY: _seal.OPEN})
+                                                        "kvlab.units": "{}"})

@@ -18,6 +18,7 @@ from kvlab.comparing import as_json, compare, print_comparison, summary
 from kvlab.comparing._ratio import Limits, in_cycles, interval, ratio_interval, verdict
 from kvlab.kv.cache import Layout
 from kvlab.record.environment import Manifest
+from kvlab.record.export import write_frame
 from kvlab.record.reading import Reading, failed, missing
 from kvlab.record.store import RunStore, find_run
 from kvlab.shapes import AttentionShape, Workload
@@ -455,8 +456,13 @@ def test_samples_elsewhere_or_broken_are_left_alone(make, tmp_path):
     a = make({one: reading(1.0, artifact="../../../outside.parquet")}, run_id="20260101T000000Z-aaaaaa")
     b = make({one: (reading(1.0), samples(1.0, rng))}, run_id="20260102T000000Z-aaaaaa")
     assert compare(a, b)["note"].tolist() == ["from the stored intervals"]
-    for garbage in (b"PAR1 this is no parquet", b""):
-        next((b / "samples").iterdir()).write_bytes(garbage)
+    path = next((b / "samples").iterdir())
+    write_frame(pd.read_parquet(path), path)
+    assert compare(b, b)["note"].tolist() == [""]
+    flipped = bytearray(path.read_bytes())
+    flipped[100] ^= 1
+    for garbage in (flipped, b"PAR1 this is no parquet", b""):
+        path.write_bytes(garbage)
         assert compare(b, b)["note"].tolist() == ["from the stored intervals"]
 
 

@@ -119,7 +119,7 @@ class VariantRef:
         """
         if self.in_process:
             return _made(self, _local[self.ref.removeprefix("cell:")])
-        return _loaded(self, self.source_file.stat().st_mtime_ns if self.source_file else 0)
+        return _loaded(self, _state(self.source_file))
 
     @property
     def default_layout(self) -> Layout:
@@ -151,14 +151,22 @@ class VariantRef:
         """
         try:
             kind = _local[self.ref.removeprefix("cell:")] if self.in_process else None
-            name = _name_of(self, kind, self.source_file.stat().st_mtime_ns if self.source_file else 0)
+            name = _name_of(self, kind, _state(self.source_file))
         except (KeyError, ValueError, OSError):             # a file that is no longer there, or no longer Python
             name = self.ref.rpartition(":")[2].rpartition(".")[2]
         return name + (f"({', '.join(f'{k}={v}' for k, v in self.knobs)})" if self.knobs else "")
 
 
+def _state(file: Path | None) -> tuple:
+    """What changes where another file stands under that name, which may be relative."""
+    if file is None:
+        return ()
+    found = file.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
 @cache
-def _name_of(ref: VariantRef, kind: type | None, changed_ns: int) -> str:
+def _name_of(ref: VariantRef, kind: type | None, state: tuple) -> str:
     if ":" not in ref.ref:
         return ref.ref
     class_name, own = ref.ref.rpartition(":")[2].rpartition(".")[2], None
@@ -173,7 +181,7 @@ def _name_of(ref: VariantRef, kind: type | None, changed_ns: int) -> str:
 
 
 @cache
-def _loaded(ref: VariantRef, changed_ns: int) -> Variant:
+def _loaded(ref: VariantRef, state: tuple) -> Variant:
     if not ref.source_file:
         return _made(ref, variants[ref.ref])
     module, name = load_file(ref.source_file), ref.ref.rpartition(":")[2]

@@ -82,14 +82,17 @@ class PagedGather:
 def _rows(inputs, where, kv_heads: int | None):
     """Stored rows of the blocks in that part of the block table: one per (block, KV head), or per block.
 
-    Kept in the workspace: the layers of a model share their block tables, and so the rows. The table is kept with them,
-    or another one could come to lie at its address.
+    Kept in the workspace with the table that they are of, which the layers of a model share.
     """
     import torch
-    table_BM = inputs.block_table[where]
-    key = "rows", table_BM.data_ptr(), tuple(table_BM.shape), kv_heads
-    if key not in inputs.scratch:
+    of, rows = inputs.scratch.get(("rows",), (None, {}))
+    if of is not inputs.block_table:
+        rows = {}
+        inputs.scratch["rows",] = inputs.block_table, rows
+    key = *((part.start, part.stop) for part in where), kv_heads
+    if key not in rows:
+        table_BM = inputs.block_table[where]
         if kv_heads is not None:
             table_BM = table_BM[:, None, :] * kv_heads + torch.arange(kv_heads, device=table_BM.device)[:, None]
-        inputs.scratch[key] = inputs.block_table, table_BM.flatten()
-    return inputs.scratch[key][1]
+        rows[key] = table_BM.flatten()
+    return rows[key]

@@ -14,6 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from kvlab.comparing._sides import Side
+from kvlab.record import seal
+from kvlab.record.environment import opened_file
 from kvlab.serving.bench_files import PER_REQUEST
 
 LARGEST_SAMPLES = 2**26                                                     # bytes of a file of samples
@@ -151,6 +153,8 @@ def _read(path: Path, changed: int):
     if path.stat().st_size > LARGEST_SAMPLES:
         return None
     try:
+        with opened_file(path) as file:
+            seal.check(file)
         found = pyarrow.parquet.read_table(path, partitioning=None).to_pandas()
         flags = found["throttled"].astype("boolean").fillna(False).astype(bool) if "throttled" in found else False
         return found[["case_id", "round", "seconds"]].astype({"seconds": float}).assign(throttled=flags)

@@ -14,6 +14,7 @@ from kvlab.probes._device import others
 from kvlab.probes._loop import Loop, waits
 from kvlab.probes._nvml import Gpu, Unavailable, gpu, why_closed
 from kvlab.probes._sampler import Sampler
+from kvlab.record.export import write_frame
 from kvlab.record.reading import Reading, missing
 
 ENERGY = "energy"
@@ -291,5 +292,5 @@ def _keep(bench: Bench, telemetry: list[tuple]) -> str:
     frame["seconds"] -= frame["seconds"].min()
     name = f"telemetry/{bench.comparison.comparison_id}.parquet"
     (bench.artifacts / "telemetry").mkdir(parents=True, exist_ok=True)
-    frame.to_parquet(bench.artifacts / name, index=False)
+    write_frame(frame, bench.artifacts / name)
     return name

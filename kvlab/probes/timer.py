@@ -13,6 +13,7 @@ from kvlab.probes._cuda_sampler import CudaSampler
 from kvlab.probes._expected import Expected, overwrite
 from kvlab.probes._sm_clock import Look
 from kvlab.record.environment import cpu_steal_seconds, load_average
+from kvlab.record.export import write_frame
 from kvlab.record.reading import Reading, missing
 
 
@@ -223,7 +224,7 @@ class Timer:
         frames = [pd.DataFrame(dict(case_id=r.trial.case_id, round=r.rounds, calls=r.inner, seconds=r.seconds,
                                     throttled=pd.array(sampler.flags(r), dtype="boolean"))) for r in standing]
         (bench.artifacts / "samples").mkdir(parents=True, exist_ok=True)
-        pd.concat(frames).to_parquet(bench.artifacts / name, index=False)
+        write_frame(pd.concat(frames), bench.artifacts / name)
         return name
 
     def _readings(self, runner, sampler, cap_s, common, note):

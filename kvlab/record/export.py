@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from kvlab.record import _seal
 from kvlab.record.reading import SCHEMA_VERSION, schema
+from kvlab.record.seal import sealed_parquet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -198,19 +198,22 @@ def write_parts(parts: Callable[[], Iterable[pd.DataFrame]], path: Path | str,
         units = {}
         for part in parts():
             _gather_units(units, part)
-    with atomic_file(Path(path)) as file:
+    with atomic_file(Path(path)) as file, contextlib.ExitStack() as stack:
         for part in parts():
             _gather_units(dict(units), part)
             arrow = pyarrow.Table.from_pandas(rules.validate(part), preserve_index=False)
             arrow = arrow.replace_schema_metadata({**arrow.schema.metadata, "kvlab.units": json.dumps(units),
-                                                   "kvlab.schema_version": str(SCHEMA_VERSION),
-                                                   _seal.KEY: _seal.OPEN})
-            writer = writer or pyarrow.parquet.ParquetWriter(file, arrow.schema, compression="zstd",
-                                                             write_page_checksum=True)
+                                                   "kvlab.schema_version": str(SCHEMA_VERSION)})
+            writer = writer or stack.enter_context(sealed_parquet(file, arrow.schema))
             writer.write_table(arrow)
-        if writer is not None:
-            writer.close()
-            _seal.seal(file)
+
+
+def write_frame(frame: pd.DataFrame, path: Path) -> None:
+    """A table of another form as Parquet, such as the samples beside a run; without its index."""
+    import pyarrow
+    arrow = pyarrow.Table.from_pandas(frame, preserve_index=False)
+    with atomic_file(path) as file, sealed_parquet(file, arrow.schema) as writer:
+        writer.write_table(arrow)
 
 
 def _gather_units(units: dict[str, str], part: pd.DataFrame) -> None:
@@ -262,14 +265,9 @@ def export(run: Path | str, format: str, out: Path | str | None = None, *, wide:
     elif wide:
         from kvlab.record.wide import wide as wide_view
         frame = wide_view(cut(read_table(run)))
-        write_csv(frame, out) if format == "csv" else _write_plain_parquet(frame, out)
+        write_csv(frame, out) if format == "csv" else write_frame(frame, out)
     elif format == "csv":
         write_csv(map(cut, read_parts(run)), out)
     else:
         write_parts(lambda: map(cut, read_parts(run)), out)
     return out
-
-
-def _write_plain_parquet(frame: pd.DataFrame, path: Path) -> None:
-    with atomic_file(path) as file:
-        frame.to_parquet(file, index=False)

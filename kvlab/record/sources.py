@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from kvlab.record import _seal
+from kvlab.record import seal
 from kvlab.record._places import is_url
 from kvlab.record.environment import Manifest, opened_file
 from kvlab.record.export import StoreError
@@ -168,7 +168,7 @@ class _Footers:
                              "that are no text; rename it")
         try:
             with opened_file(path) as file:
-                _seal.check(file)
+                seal.check(file)
             footer = pyarrow.parquet.read_metadata(pyarrow.OSFile(str(path)))
             rows = sum(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
         except (pyarrow.ArrowException, OSError, MemoryError) as error:
@@ -190,7 +190,10 @@ class _Footers:
 
 def _lacking(schema, version: int, path: Path) -> tuple[str, ...]:
     """The columns that versions after this one added; ValueError where others are missing, unknown or of odd types."""
-    columns = {one.path: one for one in (schema.column(i) for i in range(len(schema)))}
+    try:
+        columns = {one.path: one for one in (schema.column(i) for i in range(len(schema)))}
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: the name of a column is no text ({error})") from None
     later = tuple(name for since, added in ADDED.items() if since > version for name in added)
     wrong = [f"{name} {'is unknown' if name not in COLUMNS else 'is missing'}" for name in {**COLUMNS, **columns}
              if (name in columns) != (name in COLUMNS and name not in later)]

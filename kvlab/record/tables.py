@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlab.record import _seal, journal
+from kvlab.record import journal, seal
 from kvlab.record._places import is_url
 from kvlab.record.environment import Manifest, opened_file
 from kvlab.record.export import FORMULA, StoreError
@@ -104,7 +104,7 @@ def _from_parquet(path: Path, lines: int) -> Iterator[pd.DataFrame]:
     import pyarrow.parquet
     try:
         with opened_file(path) as raw:
-            _seal.check(raw)
+            seal.check(raw)
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             version = (file.schema_arrow.metadata or {}).get(b"kvlab.schema_version", b"unknown").decode()
             known = check_schema_version(int(version) if version.isdigit() else version, str(path))

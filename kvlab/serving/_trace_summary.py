@@ -46,7 +46,7 @@ def chain_names(prefix: Sequence[int]) -> list[int]:
     """A name for each leading part of a prompt: equal where two prompts begin with the same pieces."""
     names, name = [], 0
     for piece in prefix:
-        name = hash((name, piece))
+        name = hash((name, str(piece)))                 # hash(-1) == hash(-2)
         names.append(name)
     return names
 

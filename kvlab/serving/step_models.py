@@ -215,15 +215,11 @@ def rates_of_kernels(results: Path | str, variant: str | None = None) -> tuple[R
     machine alone. results: readings.parquet of a run that measured one machine, such as study memory_wall's.
     ValueError: a file without those rows, of several machines or dtypes, an unknown variant.
     """
-    import pandas as pd
+    from kvlab.record.tables import read_table
     path = Path(results)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file; give readings.parquet of a run, such as `kvlab run memory_wall`'s")
-    columns = ["metric", "value", "variant", "phase", "hardware", "dtype", "threads", "status", "kv_format"]
-    try:
-        table = pd.read_parquet(path, columns=columns)
-    except (ValueError, KeyError) as error:                 # pyarrow's own errors are ValueErrors too
-        raise ValueError(f"{path} is no file of kvlab's results: {str(error)[:120]}") from None
+    table = read_table(path)
     table = table[(table["status"] == "ok") & table["value"].notna()]
     ceilings = {name: table[table["metric"] == name] for name in ("read_ceiling", "matmul_ceiling")}
     decode = table[(table["metric"] == "effective_bandwidth") & (table["phase"] == "decode")

@@ -12,6 +12,7 @@ from kvlab.accuracy.texts import sha256, text
 from kvlab.attention._base import digest
 from kvlab.kv.formats import kv_format
 from kvlab.probes._base import hardware
+from kvlab.record.export import write_frame
 from kvlab.record.quality import COMMON, TEXTS
 from kvlab.record.reading import Reading, failed
 from kvlab.studies import _kv_quant_scores as scores
@@ -186,4 +187,4 @@ def _keep(frame: pd.DataFrame, case, artifacts: Path | None) -> None:
     if artifacts is not None:
         folder = Path(artifacts) / "samples"
         folder.mkdir(parents=True, exist_ok=True)
-        frame.to_parquet(folder / f"{case.comparison_id}-tokens.parquet")
+        write_frame(frame, folder / f"{case.comparison_id}-tokens.parquet")

@@ -97,10 +97,9 @@ def _print_help() -> None:
 
 def _write(reader: pyarrow.RecordBatchReader, out: Path) -> int:
     """The whole result as a file; how many lines it has."""
-    import pyarrow
-    import pyarrow.parquet
 
     from kvlab.record.export import atomic_file, write_csv
+    from kvlab.record.seal import sealed_parquet
     rows = 0
 
     def counted():
@@ -111,7 +110,7 @@ def _write(reader: pyarrow.RecordBatchReader, out: Path) -> int:
     if out.suffix == ".csv":
         write_csv((batch.to_pandas() for batch in counted()), out)
     else:
-        with atomic_file(out) as file, pyarrow.parquet.ParquetWriter(file, reader.schema, compression="zstd") as writer:
+        with atomic_file(out) as file, sealed_parquet(file, reader.schema) as writer:
             for batch in counted():
                 writer.write(batch)
     return rows

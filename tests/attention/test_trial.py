@@ -488,6 +488,18 @@ def test_a_file_that_changed_is_read_anew(mine):
     assert ref.load().tile == 123
 
 
+def test_a_file_of_that_name_in_another_folder_is_another(mine, tmp_path, monkeypatch):
+    ref = VariantRef("mine.py:Mine")
+    (tmp_path / "other").mkdir()
+    text = MINE.replace("tile: int = 8", "tile: int = 9").replace('"mine"', '"mime"')
+    (tmp_path / "other" / "mine.py").write_text(text)
+    for path in (tmp_path / "mine.py", tmp_path / "other" / "mine.py"):
+        os.utime(path, (1e9, 1e9))
+    assert (ref.load().tile, ref.label) == (8, "mine")
+    monkeypatch.chdir(tmp_path / "other")
+    assert (ref.load().tile, ref.label) == (9, "mime")
+
+
 @pytest.mark.parametrize("body, label", [
     ("name = 'mine'", "mine"),
     ("name: ClassVar[str] = 'my own'", "my own"),

@@ -6,7 +6,6 @@ from dataclasses import asdict
 import pyarrow.parquet
 import pytest
 
-from kvlab.record._seal import seal
 from kvlab.record.environment import Manifest
 from kvlab.record.export import sealed, unsealed
 from kvlab.record.query import query
@@ -90,13 +89,6 @@ def test_a_table_that_someone_wrote_again_is_theirs(run, tmp_path):
     table = pyarrow.parquet.read_table(path)
     pyarrow.parquet.write_table(table.slice(0, 4), path)                 # the old checksum goes with the metadata
     assert b"kvlab.seal" in table.schema.metadata and len(read_table(path)) == 4
-
-
-def test_what_has_no_place_for_a_checksum_is_not_sealed(tmp_path):
-    with open(tmp_path / "a.parquet", "w+b") as file:
-        pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), file)
-        with pytest.raises(ValueError, match="a file to be sealed needs kvlab.seal='crc32=0"):
-            seal(file)
 
 
 def test_a_changed_number_in_a_manifest_is_said(run, tmp_path):

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from kvlab.catalog import data_dir
 from kvlab.catalog.gpus import gpu, gpus
 from kvlab.catalog.models import model
+from kvlab.record.export import write_parquet
+from kvlab.record.tables import read_table
 from kvlab.serving._links import NVLINK, nvlink
 from kvlab.serving.model_work import ranked
 from kvlab.serving.step_models import AT_SHEET, Parts, chosen_rates, known_rates, parts, rates, rates_of_kernels
@@ -135,7 +137,7 @@ REFERENCE = data_dir() / "reference" / "memory_wall.parquet"
 
 def test_kernels_of_this_projects_own_reference():
     found, machine, read, product, itemsize = rates_of_kernels(REFERENCE)
-    table = pd.read_parquet(REFERENCE)
+    table = read_table(REFERENCE)
     assert machine in set(table["hardware"]) and itemsize == 4 and found.step_s == 0
     assert read == table[table["metric"] == "read_ceiling"]["value"].median() and product > read
     assert 0 < found.kv_share <= 1.2 and "measured on" in found.source and "left out" in found.source
@@ -147,14 +149,14 @@ def test_results_that_do_not_tell_are_refused(tmp_path):
     with pytest.raises(KeyError, match="no_such"):
         rates_of_kernels(REFERENCE, "no_such")
     (tmp_path / "a.parquet").write_text("hello")
-    with pytest.raises(ValueError, match="no file of kvlab's results"):
+    with pytest.raises(ValueError, match="a.parquet cannot be read as Parquet"):
         rates_of_kernels(tmp_path / "a.parquet")
-    table = pd.read_parquet(REFERENCE)
-    table[table["metric"] != "read_ceiling"].to_parquet(tmp_path / "b.parquet")
+    table = read_table(REFERENCE)
+    write_parquet(table[table["metric"] != "read_ceiling"], tmp_path / "b.parquet")
     with pytest.raises(ValueError, match="has not all of read_ceiling"):
         rates_of_kernels(tmp_path / "b.parquet")
     two = pd.concat([table, table.assign(hardware="another machine")])
-    two.to_parquet(tmp_path / "c.parquet")
+    write_parquet(two, tmp_path / "c.parquet")
     with pytest.raises(ValueError, match="one machine, dtype and number of threads"):
         rates_of_kernels(tmp_path / "c.parquet")
     with pytest.raises(FileNotFoundError):

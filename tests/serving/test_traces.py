@@ -294,6 +294,7 @@ def test_a_percentile_is_within_what_is_stated(values, percent):
 def test_the_same_ids_behind_another_beginning_are_another_prompt():
     requests = [Request("", 0, 1024, 1, prefix=ids) for ids in ((1, 2), (3, 9), (3, 2))]
     assert reuse(requests, [None]) == [1 / 6]               # 3, and not 2, which was behind 1
+    assert hash(-1) == hash(-2) and reuse([Request("", 0, 512, 1, prefix=(one,)) for one in (-1, -2)], [None]) == [0]
 
 
 def test_of_a_full_cache_the_tail_of_the_oldest_prompt_goes_first():

@@ -5,25 +5,35 @@ changed it gives another number. A file of another length is not a damaged one, 
 """
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import zlib
-from typing import BinaryIO
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO
 
-KEY = "kvlab.seal"                                   # in the metadata of the file
-OPEN = f"crc32={0:08x} of {0:015d} bytes"            # its value, until all else is written
+if TYPE_CHECKING:
+    import pyarrow
+    import pyarrow.parquet
+
+KEY = b"kvlab.seal"                                  # in the metadata of the file
+_OPEN = b"crc32=%08x of %015d bytes" % (0, 0)        # its value, until all else is written
 _SEAL = re.compile(rb"crc32=([0-9a-f]{8}) of (\d{15}) bytes")
-_PART = 2**20
+_PART = 2**20                                        # read at once; a file's own notes lie so near to its end
 
 
-def seal(file: BinaryIO) -> None:
-    """Fill in the seal of a Parquet file that was written whole, with {KEY: OPEN} in its metadata (else ValueError)."""
+@contextlib.contextmanager
+def sealed_parquet(file: BinaryIO, schema: pyarrow.Schema) -> Iterator[pyarrow.parquet.ParquetWriter]:
+    """A writer of a Parquet file that is sealed when the block ends well. file: to be written and read."""
+    import pyarrow.parquet
+    with pyarrow.parquet.ParquetWriter(file, schema.with_metadata({**(schema.metadata or {}), KEY: _OPEN}),
+                                       compression="zstd", write_page_checksum=True) as writer:
+        yield writer
     size, at, said = _found(file)
-    if said is None:
-        raise ValueError(f"a file to be sealed needs {KEY}={OPEN!r} in its metadata")
+    assert said is not None
     crc = _crc32(file, at)
     file.seek(at)
-    file.write(f"crc32={crc:08x} of {size:015d} bytes".encode())
+    file.write(b"crc32=%08x of %015d bytes" % (crc, size))
 
 
 def check(file: BinaryIO) -> None:
@@ -38,7 +48,7 @@ def _found(file: BinaryIO) -> tuple[int, int, re.Match[bytes] | None]:
     """(bytes of the file, where its seal begins, the seal): the last in the footer, where the file's own notes are."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 8))
-    footer = min(size, int.from_bytes(file.read(4), "little") + 8)
+    footer = min(size, int.from_bytes(file.read(4), "little") + 8, _PART)
     file.seek(size - footer)
     said = max(_SEAL.finditer(file.read(footer)), key=re.Match.start, default=None)
     return size, size - footer + (said.start() if said else 0), said
@@ -50,7 +60,7 @@ def _crc32(file: BinaryIO, at: int) -> int:
     crc, left = 0, at
     while part := file.read(min(_PART, left)):
         crc, left = zlib.crc32(part, crc), left - len(part)
-    file.seek(at + len(OPEN))
+    file.seek(at + len(_OPEN))
     while part := file.read(_PART):
         crc = zlib.crc32(part, crc)
     return crc
