@@ -17,10 +17,10 @@ study: venv  ## the memory wall on this machine: a table, figures, findings in w
 	.venv/bin/kvlab run memory_wall --size small
 
 test: lint  ## lint and tests, in two processes
-	.venv/bin/python -m pytest -n 2 --dist loadfile
+	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 coverage: venv  ## the tests again, with the lines that none of them runs: fails below 90 % (takes twice the time)
-	.venv/bin/python -m pytest -n 2 --dist loadfile --cov=kvlab --cov-report=term-missing:skip-covered
+	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=kvlab --cov-report=term-missing:skip-covered
 
 lint: venv  ## ruff, and mypy on what users import
 	.venv/bin/ruff check
