@@ -89,7 +89,7 @@ def test_a_library_that_is_there_and_does_not_work_is_a_problem_with_its_reason(
 
 def test_several_that_hang_share_one_deadline(fakes, monkeypatch):
     """Five libraries, torch, fonts and all commands: each is given up, and all together take what one takes."""
-    monkeypatch.setattr(_check, "PATIENCE_S", 3)
+    monkeypatch.setattr(_check, "PATIENCE_S", 6)
     monkeypatch.setattr(_software, "load_average", lambda: 0.0)
     for name in (*(hanging := [f"hanging_{i}" for i in range(5)]), "torch"):
         write(fakes / name / "__init__.py", "import time; time.sleep(600)")
@@ -104,7 +104,8 @@ def test_several_that_hang_share_one_deadline(fakes, monkeypatch):
     found = by_name(examine())
     assert time.monotonic() - began < 4 * _check.PATIENCE_S         # one after the other would take more than ten
     for name in (*hanging, "torch", "chinese", "all metrics", *_machine.COMMANDS):
-        assert found[name].status == "problem" and re.search("did not answer within [123] s", found[name].found), name
+        said = found[name].found
+        assert found[name].status == "problem" and re.search(r"did not answer within ([1-6]|0\.\d+) s", said), name
     assert "SIGABRT" in found["crashing"].found and "hangs" in found["hanging_0"].found
 
 

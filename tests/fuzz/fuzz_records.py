@@ -78,5 +78,5 @@ RECORD_TARGETS = (
     Target("lint_python", "a.py", _lint, _sources("python"), ratio=300),
     Target("lint_notebook", "a.ipynb", _lint, _sources("notebook"), ratio=300),
     Target("lint_text", "a.md", _lint, _sources("markdown", "python", "shell"), ratio=300),
-    Target("lint_yaml", "a.yaml", _lint, _sources("compose", "rules", "json")),
+    Target("lint_yaml", "a.yaml", _lint, _sources("compose", "rules", "json"), line_s=2e-5),
     Target("lint_docker", "Dockerfile", _lint, _sources("dockerfile", "shell")))

@@ -151,11 +151,12 @@ def test_what_python_says_of_source_is_not_printed_as_ours(tmp_path):
     ("a.sh", "vllm serve m " + " ".join(f"--max-cache-{n}" for n in range(3_000))),
     ("a.yaml", '    command: ["a", "--tp", "2"]\n' * 1_500)])       # the text under a key, for each key beside it
 def test_the_linter_takes_no_longer_than_its_text_is_long(tmp_path, name, text):
-    """CPU seconds, each some ten times what it takes; before, these took 5 to 30 times as long."""
+    """CPU seconds, four times what the slowest takes and more; before, these took 5 to 30 times as long."""
     path = tmp_path / name
     path.write_text(text)
     lint([path])
-    assert cpu_s(lint, [path]) < (2.5 if sys.gettrace() is None else 10)     # coverage counts its lines
+    least = min(cpu_s(lint, [path]) for _ in range(2))
+    assert least < (4 if sys.gettrace() is None else 16)             # coverage counts its lines
 
 
 def test_a_line_of_a_log_table_that_nothing_explains_is_tried_against_few_models():

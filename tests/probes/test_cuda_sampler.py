@@ -166,7 +166,7 @@ def test_a_steady_call_needs_thirty_samples_on_a_gpu_before_it_stops(monkeypatch
 
 def test_clocks_are_brought_up_by_calls_before_the_first_sample(monkeypatch):
     calls, kept = [], []
-    monkeypatch.setattr(CudaSampler, "spin_up_s", 0.05)
+    monkeypatch.setattr(CudaSampler, "spin_up_s", 0.5)
     monkeypatch.setattr(CudaSampler, "sample", lambda self, runner, n: calls.append(len(runner.seconds)) or
                         time.sleep(0.005) or 0.005)
     monkeypatch.setattr(CudaSampler, "after", lambda self, runner, cap_s: kept.extend(runner.seconds))
@@ -248,7 +248,7 @@ def test_a_replay_is_queued_behind_twice_the_time_that_the_host_takes_to_ask_for
     with fake_cuda():
         sampler, graph = CudaSampler(bench_of(honest())), torch.cuda.CUDAGraph()
         sampler._block, graph.replay = blocked.append, lambda: time.sleep(0.002)
-        seconds = sampler._graph(graph, 1, 0.08)
+        seconds = sampler._graph(graph, 1, 2.0)
     assert len(blocked) == len(seconds) >= 2 and min(blocked) >= 0.004          # none before the first
 
 

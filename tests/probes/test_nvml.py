@@ -40,8 +40,9 @@ def by(rows):
 
 
 def test_every_metric_has_its_value_in_its_unit(rows):
-    found = by(rows(processes="own,4242", power_w=350, power_average_w=340, util_gpu=75, util_memory=10, sm_mhz=1755,
-                    mem_mhz=3201, temperature=51, ecc_errors=3, memory_used=2**31, throttle="74=0.25,270=0.5"))
+    found = by(rows(probe=QUICK | {"window_s": 0.5}, processes="own,4242", power_w=350, power_average_w=340,
+                    util_gpu=75, util_memory=10, sm_mhz=1755, mem_mhz=3201, temperature=51, ecc_errors=3,
+                    memory_used=2**31, throttle="74=0.25,270=0.5"))
     assert set(found) == set(Nvml.metrics)
     for metric, value in dict(gpu_busy_fraction=0.75, memory_busy_fraction=0.10, power_instant=350, power_average=340,
                               idle_power=350, sm_clock=1755e6, memory_clock=3201e6, temperature=51, memory_used=2**31,
@@ -56,7 +57,7 @@ def test_every_metric_has_its_value_in_its_unit(rows):
     assert "idle power is part of it" in energy["note"] and "interval: one update, " in energy["note"]
     assert energy["low"] < energy["value"] < energy["high"]
     share = found["throttled_share"]
-    assert share["value"] == pytest.approx(0.5, rel=0.05) and share["high"] == pytest.approx(0.75, rel=0.05)
+    assert share["value"] == pytest.approx(0.5, rel=0.1) and share["high"] == pytest.approx(0.75, rel=0.1)
     assert "power cap 0.2" in share["note"] and "heat, by hardware 0." in share["note"]
 
 

@@ -48,7 +48,7 @@ def machine(tmp_path, monkeypatch):
     (tmp_path / "meter").write_text("0 0\n")
     (tmp_path / "bin").mkdir()
     monkeypatch.setattr(perf, "ROOT", tmp_path)
-    monkeypatch.setattr(perf, "START_S", 0.4)
+    monkeypatch.setattr(perf, "START_S", 0.8)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/usr/bin{os.pathsep}/bin")
     monkeypatch.setattr(perf.shutil, "which", lambda name: (
         str(tmp_path / "bin" / name) if (tmp_path / "bin" / name).exists() else None))

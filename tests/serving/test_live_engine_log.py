@@ -17,7 +17,7 @@ if sys.argv[4] != "f16":
     params.cache_type_k = params.cache_type_v = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{sys.argv[4].upper()}")
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
 server = xllamacpp.Server(params)
-time.sleep(0.5)                                           # a thread of its own writes the log
+time.sleep(2)                                             # a thread of its own writes the log
 os._exit(0)                                               # stopping a server that was just started can hang
 """
 INFO, DEBUG = 4, 9              # llama.cpp prints its buffers from 4 on; above it the pass that fits parameters, too

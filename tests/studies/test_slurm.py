@@ -51,7 +51,9 @@ def test_jobs_share_the_cases_and_a_killed_one_loses_none(tmp_path, monkeypatch,
         if not killed:
             killed.append(name)
             (taken,) = (store.path / "slurm").glob(f"board-*/taken/{name.removeprefix('slurm-')}")
+            until = time.monotonic() + 60
             while not list(taken.glob("*.json")):
+                assert time.monotonic() < until, "it has answered all before anyone looked"
                 time.sleep(0.005)
             for process in psutil.Process(int(name.removeprefix("slurm-"))).children(recursive=True):
                 if "kvlab.studies._worker" not in process.cmdline():

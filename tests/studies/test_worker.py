@@ -128,12 +128,12 @@ def test_one_that_hangs_is_stopped_and_one_that_floods_the_output_too(tmp_path):
     file = write(tmp_path, {"Sleeps": "time.sleep(3600)",
                             "Floods": "\n        while True:\n            print('flood' * 20, flush=True); "
                                       "time.sleep(0.01)"})
-    worker = Worker(patience_s=5.0)
+    worker = Worker(patience_s=8.0)
     rows = worker.rows(Job(probes=("kernel_error",)), compare(f"{file}:Sleeps", f"{file}:Floods", "naive"))
     found = status_of(rows)
     worker.close()
     for name in ("Sleeps", "Floods"):
-        assert found[name] == ("failed", f"{DIED}: no sign of life for 5 s, so it was stopped in kernel_error")
+        assert found[name] == ("failed", f"{DIED}: no sign of life for 8 s, so it was stopped in kernel_error")
     assert found["naive"][0] == "ok" and worker.process.poll() is not None
 
 
@@ -279,7 +279,7 @@ def gone(pid):
 @pytest.mark.parametrize("start", ["subprocess.Popen(['sleep', '60'], pass_fds=pipes()).pid",
                                    "os.fork() or time.sleep(60)"], ids=["subprocess", "fork"])
 @pytest.mark.parametrize("then, why", [
-    ("time.sleep(3600)", "no sign of life for 3 s, so it was stopped in kernel_error"),
+    ("time.sleep(3600)", "no sign of life for 8 s, so it was stopped in kernel_error"),
     ("os._exit(3)", "it was ended with exit code 3 in kernel_error"),
     ("return honest()", None)], ids=["hangs", "exits", "ends well"])
 def test_what_a_variant_started_neither_delays_nor_survives_its_worker(tmp_path, start, then, why):
@@ -290,7 +290,7 @@ def test_what_a_variant_started_neither_delays_nor_survives_its_worker(tmp_path,
             open({str(tmp_path / 'pid')!r}, 'w').write(str(child))
         {then}"""})
     file.write_text(file.read_text() + PIPES)
-    worker = Worker(patience_s=3.0 if "sleep" in then else 3600.0)
+    worker = Worker(patience_s=8.0 if "sleep" in then else 3600.0)
     rows = worker.rows(Job(probes=("kernel_error",)), compare(f"{file}:Starts", "naive"))
     found = status_of(rows)
     assert found["Starts"] == (("ok", "") if why is None else ("failed", f"{DIED}: {why}"))
@@ -306,7 +306,7 @@ def test_a_counters_program_in_a_session_of_its_own_ends_with_a_worker_that_hang
         child = subprocess.Popen(['sleep', '60'], start_new_session=True)
         open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))
         time.sleep(3600)"""})
-    worker = Worker(patience_s=3.0)
+    worker = Worker(patience_s=8.0)
     worker.rows(Job(probes=("kernel_error",)), compare(f"{file}:Starts"))
     worker.close()
     assert gone(int((tmp_path / "pid").read_text()))

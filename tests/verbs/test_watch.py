@@ -263,4 +263,5 @@ def test_ctrl_c_ends_a_watch_and_keeps_what_was_seen(tmp_path, sign):
         watching.send_signal(sign)
         rest, errors = watching.communicate(timeout=60)
     assert watching.returncode == 0 and "Traceback" not in errors
-    assert read_table(tmp_path / "w.parquet")["case_id"].nunique() == len(lines) + len(rest.splitlines())
+    seen = len(lines) + len(rest.splitlines())                           # the last may be kept and not yet shown
+    assert read_table(tmp_path / "w.parquet")["case_id"].nunique() in (seen, seen + 1)
