@@ -97,7 +97,6 @@ def _print_help() -> None:
 
 def _write(reader: pyarrow.RecordBatchReader, out: Path) -> int:
     """The whole result as a file; how many lines it has."""
-
     from kvlab.record.export import atomic_file, write_csv
     from kvlab.record.seal import sealed_parquet
     rows = 0
